@@ -4,6 +4,7 @@
 mod block_sparse;
 mod conformance;
 mod costs;
+mod inlined;
 mod plugin_example;
 mod selection;
 #[path = "../../device/tests/support/mod.rs"]

@@ -25,8 +25,8 @@ pub(super) trait Form: Send + Sync + 'static {
     const QUANTIZATION: Quantization;
     /// Weights of sixteen outputs for 32 k.
     type Block: Copy + Sync + Send;
-    /// Whether [`Form::load`] returns codes of at most 6 bits, without [`OFFSET`].
-    const SMALL: bool;
+    /// Bits of what [`Form::load`] returns: 8 with an [`OFFSET`], codes of fewer without.
+    const BITS: u32;
     /// A block before anything is stored.
     const EMPTY: Self::Block;
 
@@ -46,7 +46,7 @@ pub(super) struct Bytes;
 impl Form for Bytes {
     const QUANTIZATION: Quantization = Quantization::Q8;
     type Block = [Line; BLOCK / 4];
-    const SMALL: bool = false;
+    const BITS: u32 = 8;
     const EMPTY: Self::Block = [Line([0; GROUP]); BLOCK / 4];
 
     fn store(block: &mut Self::Block, lane: usize, values: &[i8; BLOCK]) {
@@ -73,7 +73,7 @@ pub(super) struct Nibbles;
 impl Form for Nibbles {
     const QUANTIZATION: Quantization = Quantization::Q4;
     type Block = [Line; BLOCK / 8];
-    const SMALL: bool = true;
+    const BITS: u32 = 4;
     const EMPTY: Self::Block = [Line([0; GROUP]); BLOCK / 8];
 
     fn store(block: &mut Self::Block, lane: usize, values: &[i8; BLOCK]) {

@@ -180,17 +180,22 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
     let mut acc = [[Floats::<D>::splat(0.0); P]; M];
     for (b, unit) in task.weights.pair(pair).iter().enumerate() {
         next.prefetch(prefetch);
-        let mut sums = D::begin::<M, P>(std::array::from_fn(|m| F::start::<D>(x[m][b].correction)));
+        let starts: [i32; M] = std::array::from_fn(|m| F::start::<D>(x[m][b].correction));
+        let mut sums = D::begin::<M, P>(starts, F::BITS);
         for e in 0..BLOCK / 8 {
-            let weights: [_; P] = std::array::from_fn(|p| F::load::<D>(&unit.weights[panel + p], e));
-            D::add(&mut sums, weights, std::array::from_fn(|m| x[m][b].eight(e)), F::SMALL);
+            // No closure: it may stay a function of its own, compiled without the instructions of `D`.
+            let mut weights = [F::load::<D>(&unit.weights[panel], e); P];
+            for p in 1..P {
+                weights[p] = F::load::<D>(&unit.weights[panel + p], e);
+            }
+            D::add(&mut sums, weights, std::array::from_fn(|m| x[m][b].eight(e)), F::BITS);
         }
-        let sums = D::by_rows(sums);
-        let scales: [Floats<D>; P] = std::array::from_fn(|p| Floats::<D>::load_finite_f16(&unit.scales[panel + p]));
-        for m in 0..M {
-            let scale = Floats::<D>::splat(x[m][b].scale);
-            for p in 0..P {
-                acc[m][p] = sums[m][p].scale_add(scales[p].mul(scale), acc[m][p]);
+        let sums = D::by_rows(sums, starts, F::BITS);
+        for p in 0..P {
+            let scales = Floats::<D>::load_finite_f16(&unit.scales[panel + p]);
+            for m in 0..M {
+                let scale = Floats::<D>::splat(x[m][b].scale);
+                acc[m][p] = sums[m][p].scale_add(scales.mul(scale), acc[m][p]);
             }
         }
     }

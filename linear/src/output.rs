@@ -50,9 +50,11 @@ impl Output {
             return unsafe { self.write_part(row, panels, &numbers(sums), bias) };
         }
         let mut of_panels = [L::splat(0.0); P];
-        for (to, panel) in of_panels.iter_mut().zip(panels) {
-            if let Some(bias) = bias.and_then(|bias| bias[panel * LANES..].first_chunk()) {
-                *to = L::load(bias);
+        if let Some(bias) = bias {
+            for p in 0..P {
+                if let Some(bias) = bias[panels[p] * LANES..].first_chunk() {
+                    of_panels[p] = L::load(bias);
+                }
             }
         }
         for m in 0..M {

@@ -90,7 +90,11 @@ impl<D: PairLanes> Tile for Rounded<D> {
             for ahead in ahead {
                 prefetch(ahead.wrapping_add(i).cast());
             }
-            let weights: [D::Words; P] = std::array::from_fn(|p| D::load(&w[p][i]));
+            // No closure: it may stay a function of its own, compiled without the instructions of `D`.
+            let mut weights = [D::load(&w[0][i]); P];
+            for p in 1..P {
+                weights[p] = D::load(&w[p][i]);
+            }
             for m in 0..M {
                 let value = D::splat(x[m][i]);
                 for p in 0..P {

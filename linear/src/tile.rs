@@ -252,7 +252,11 @@ fn add<L: Lanes, W: Line, const M: usize, const P: usize, const SECOND: bool>(
     input: usize,
     mut acc: [[L; P]; M],
 ) -> [[L; P]; M] {
-    let weights: [L; P] = std::array::from_fn(|p| w[p][line].load::<L, SECOND>());
+    // No closure: it may stay a function of its own, compiled without the instructions of `L`.
+    let mut weights = [L::splat(0.0); P];
+    for p in 0..P {
+        weights[p] = w[p][line].load::<L, SECOND>();
+    }
     for m in 0..M {
         let value = L::splat(x[m][input]);
         for p in 0..P {

@@ -255,7 +255,11 @@ pub trait Lanes: Copy {
     /// several vectors.
     #[inline(always)]
     fn sums(four: [Self; 4]) -> [f32; 4] {
-        four.map(Self::sum)
+        let mut sums = [0.0; 4];
+        for (to, sum) in sums.iter_mut().zip(four) {
+            *to = sum.sum();
+        }
+        sums
     }
 
     /// Transposes a 16 × 16 matrix: lane `i` of vector `j` becomes lane `j` of vector `i`.

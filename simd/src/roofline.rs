@@ -118,9 +118,9 @@ fn read<L: Lanes>(data: &[f32]) {
 #[inline(always)]
 fn dots<D: DotLanes>() {
     let weights = D::load(black_box(&[3; GROUP]));
-    let mut sums = D::begin::<CHAINS, 1>([0; CHAINS]);
+    let mut sums = D::begin::<CHAINS, 1>([0; CHAINS], 8);
     for _ in 0..STEPS / 2 {
-        D::add(&mut sums, [[weights; 2]], [black_box(&[[1, -1, 1, -1]; 2]); CHAINS], false);
+        D::add(&mut sums, [[weights; 2]], [black_box(&[[1, -1, 1, -1]; 2]); CHAINS], 8);
     }
     let mut out = [0.0; LANES];
     for [sum] in sums {

@@ -227,12 +227,17 @@ impl Lanes for Avx512 {
 #[derive(Clone, Copy)]
 pub struct Avx2(pub(super) __m256, pub(super) __m256);
 
-impl Avx2 {
-    #[inline(always)]
-    fn zip(self, other: Self, f: impl Fn(__m256, __m256) -> __m256) -> Self {
-        Avx2(f(self.0, other.0), f(self.1, other.1))
-    }
+/// Makes `$type` of two registers by evaluating an expression twice. A closure may stay a function of its own, compiled without the
+/// instruction set: then each instruction in it is a call.
+macro_rules! halves {
+    ($type:ident, |$from:pat_param| $each:expr, $first:expr, $second:expr) => {{
+        let $from = $first;
+        let first = $each;
+        let $from = $second;
+        $type(first, $each)
+    }};
 }
+pub(super) use halves;
 
 impl Lanes for Avx2 {
     const MANY: bool = false;
@@ -250,35 +255,39 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn load_bf16(from: &[u16; LANES]) -> Self {
-        let half = |from: &[u16]| {
-            // SAFETY: see the module; each half of the array is 16 bytes long.
-            unsafe {
-                let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.as_ptr().cast()));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
-            }
-        };
-        Avx2(half(&from[..8]), half(&from[8..]))
+        // SAFETY: see the module; each half of the array is 16 bytes long.
+        unsafe {
+            let from = from.as_ptr().cast::<__m128i>();
+            halves!(
+                Avx2,
+                |from| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from)))),
+                from,
+                from.add(1)
+            )
+        }
     }
     #[inline(always)]
     fn load_half<const HIGH: bool>(from: &Pairs) -> Self {
-        let half = |from: &[u32]| {
-            // SAFETY: see the module; each half of the pairs is 32 bytes long.
-            unsafe {
-                let pairs = _mm256_loadu_si256(from.as_ptr().cast());
-                _mm256_castsi256_ps(match HIGH {
-                    true => _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32)),
-                    false => _mm256_slli_epi32::<16>(pairs),
-                })
-            }
-        };
-        Avx2(half(&from.0[..8]), half(&from.0[8..]))
+        // SAFETY: see the module; each half of the pairs is 32 bytes long.
+        unsafe {
+            let from = from.0.as_ptr().cast::<__m256i>();
+            halves!(
+                Avx2,
+                |from| _mm256_castsi256_ps(match HIGH {
+                    true => _mm256_and_si256(_mm256_loadu_si256(from), _mm256_set1_epi32(0xffff_0000_u32 as i32)),
+                    false => _mm256_slli_epi32::<16>(_mm256_loadu_si256(from)),
+                }),
+                from,
+                from.add(1)
+            )
+        }
     }
     #[inline(always)]
     fn load_f16(from: &[u16; LANES]) -> Self {
         // SAFETY: see the module; each half of the array is 16 bytes long.
         unsafe {
-            let half = |from: &[u16]| _mm256_cvtph_ps(_mm_loadu_si128(from.as_ptr().cast()));
-            Avx2(half(&from[..8]), half(&from[8..]))
+            let from = from.as_ptr().cast::<__m128i>();
+            halves!(Avx2, |from| _mm256_cvtph_ps(_mm_loadu_si128(from)), from, from.add(1))
         }
     }
     #[inline(always)]
@@ -293,26 +302,30 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn lookup_floats(words: &[u8; 4 * LANES], shift: u32, table: &[f32; LANES]) -> Self {
-        let half = |words: &[u8]| {
-            // SAFETY: see the module; the halves of both arrays are 32 bytes long. A lookup takes the lowest 3 bits of each index;
-            // the fourth, moved to the sign, chooses the half of the table.
-            unsafe {
-                let words = _mm256_loadu_si256(words.as_ptr().cast());
-                let indices = _mm256_srl_epi32(words, _mm_cvtsi32_si128(shift as i32));
-                let low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), indices);
-                let high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table[8..].as_ptr()), indices);
-                _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(indices)))
-            }
-        };
-        Avx2(half(&words[..32]), half(&words[32..]))
+        // SAFETY: see the module; the halves of both arrays are 32 bytes long. A lookup takes the lowest 3 bits of each index; the
+        // fourth, moved to the sign, chooses the half of the table.
+        unsafe {
+            let (words, shift) = (words.as_ptr().cast::<__m256i>(), _mm_cvtsi32_si128(shift as i32));
+            let (low, high) = (_mm256_loadu_ps(table.as_ptr()), _mm256_loadu_ps(table[8..].as_ptr()));
+            halves!(
+                Avx2,
+                |words| {
+                    let indices = _mm256_srl_epi32(_mm256_loadu_si256(words), shift);
+                    let (low, high) = (_mm256_permutevar8x32_ps(low, indices), _mm256_permutevar8x32_ps(high, indices));
+                    _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(indices)))
+                },
+                words,
+                words.add(1)
+            )
+        }
     }
     #[inline(always)]
     fn load_i8(from: &[u8; LANES]) -> Self {
         // SAFETY: see the module; the array is 16 bytes long.
         unsafe {
             let bytes = _mm_loadu_si128(from.as_ptr().cast());
-            let half = |bytes| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-            Avx2(half(bytes), half(_mm_unpackhi_epi64(bytes, bytes)))
+            let high = _mm_unpackhi_epi64(bytes, bytes);
+            halves!(Avx2, |bytes| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), bytes, high)
         }
     }
     #[inline(always)]
@@ -320,8 +333,8 @@ impl Lanes for Avx2 {
         // SAFETY: see the module; the array is 16 bytes long.
         unsafe {
             let bytes = _mm_loadu_si128(from.as_ptr().cast());
-            let half = |bytes| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
-            Avx2(half(bytes), half(_mm_unpackhi_epi64(bytes, bytes)))
+            let high = _mm_unpackhi_epi64(bytes, bytes);
+            halves!(Avx2, |bytes| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), bytes, high)
         }
     }
     #[inline(always)]
@@ -340,22 +353,22 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn add(self, other: Self) -> Self {
         // SAFETY: see the module.
-        self.zip(other, |a, b| unsafe { _mm256_add_ps(a, b) })
+        unsafe { Avx2(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
     }
     #[inline(always)]
     fn mul(self, other: Self) -> Self {
         // SAFETY: see the module.
-        self.zip(other, |a, b| unsafe { _mm256_mul_ps(a, b) })
+        unsafe { Avx2(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
     }
     #[inline(always)]
     fn div(self, other: Self) -> Self {
         // SAFETY: see the module.
-        self.zip(other, |a, b| unsafe { _mm256_div_ps(a, b) })
+        unsafe { Avx2(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {
         // SAFETY: see the module.
-        self.zip(other, |a, b| unsafe { _mm256_max_ps(a, b) })
+        unsafe { Avx2(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
     }
     #[inline(always)]
     fn round(self) -> Self {
@@ -374,14 +387,16 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     fn exp2_int(self) -> Self {
-        let half = |v| {
-            // SAFETY: see the module.
-            unsafe {
-                let n = _mm256_add_epi32(_mm256_cvtps_epi32(v), _mm256_set1_epi32(127));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(n))
-            }
-        };
-        Avx2(half(self.0), half(self.1))
+        // SAFETY: see the module.
+        unsafe {
+            let bias = _mm256_set1_epi32(127);
+            halves!(
+                Avx2,
+                |v| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(v), bias))),
+                self.0,
+                self.1
+            )
+        }
     }
     #[inline(always)]
     fn sum(self) -> f32 {

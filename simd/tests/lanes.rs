@@ -102,14 +102,19 @@ fn powers_of_two_have_the_same_bits_with_every_fused_multiply_add() {
 }
 
 #[inline(always)]
-fn two_groups<D: DotLanes>(w: &[[u8; GROUP]; 2], a: [[i8; 4]; 2], halves: &[u16; LANES], out: &mut [[f32; LANES]; 3]) {
+fn two_groups<D: DotLanes>(w: &[[u8; GROUP]; 2], a: [[i8; 4]; 2], halves: &[u16; LANES], out: &mut [[f32; LANES]; 8]) {
     let correction = -i32::from(OFFSET) * a.iter().flatten().map(|&a| i32::from(a)).sum::<i32>();
     let start = D::Sums::splat(D::start(correction));
     let sums = D::dot(D::dot(start, D::load(&w[0]), a[0]), D::load(&w[1]), a[1]);
     sums.to_floats().store(&mut out[0]);
     Floats::<D>::load_finite_f16(halves).store(&mut out[1]);
-    let (low, high) = (D::Sums::load_codes(&w[0], 0, 4), D::Sums::load_codes(&w[0], 4, 4));
-    D::dot_small(D::dot_small(D::Sums::splat(-7), low, a[0]), high, a[1]).to_floats().store(&mut out[2]);
+    for bits in 1..=6 {
+        let codes = w.each_ref().map(|w| D::Sums::load_codes(w, 2, bits));
+        let mut sums = D::begin::<1, 1>([-7], bits);
+        (0..4).for_each(|_| D::add(&mut sums, [codes], [&a], bits));
+        let [[sums]] = D::by_rows(sums, [-7], bits);
+        sums.to_floats().store(&mut out[1 + bits as usize]);
+    }
 }
 
 /// Extremes (weights ±127 with activations ±127, which overflow 16 bits where pairs are summed carelessly) and bytes
@@ -120,12 +125,14 @@ fn every_available_isa_sums_byte_products_exactly() {
     for case in 0..64usize {
         let w: [[u8; GROUP]; 2] = std::array::from_fn(|g| {
             std::array::from_fn(|i| match case {
+                0 => 255,
                 0..16 => extreme(i * (case + 1) + g + i / 7),
                 _ => ((i * 37 + g * 101 + case * 53 + i * i) % 255 + 1) as u8,
             })
         });
         let a: [[i8; 4]; 2] = std::array::from_fn(|g| {
             std::array::from_fn(|i| match case {
+                0 => 127,
                 0..16 => [127i8, -127, 127, -127][(i * (case / 4) + g + case) % 4],
                 _ => ((i * 91 + g * 67 + case * 29) % 255) as i8,
             })
@@ -144,22 +151,26 @@ fn every_available_isa_sums_byte_products_exactly() {
             let products = (0..2).flat_map(|g| (0..4).map(move |j| (g, j)));
             products.map(|(g, j)| (i32::from(w[g][lane * 4 + j]) - 128) * i32::from(a[g][j])).sum::<i32>() as f32
         });
-        let small: [f32; LANES] = std::array::from_fn(|lane| {
+        // Codes of 32 inputs: eight of them, four times.
+        let small = |bits: u32, lane: usize| {
             let products = (0..2).flat_map(|g| (0..4).map(move |j| (g, j)));
-            let nibble = |g: usize, j: usize| i32::from((w[0][lane * 4 + j] >> (4 * g)) & 15);
-            (products.map(|(g, j)| nibble(g, j) * i32::from(a[g][j])).sum::<i32>() - 7) as f32
-        });
+            let code = |g: usize, j: usize| i32::from(w[g][lane * 4 + j] >> 2) & ((1 << bits) - 1);
+            (4 * products.map(|(g, j)| code(g, j) * i32::from(a[g][j])).sum::<i32>() - 7) as f32
+        };
         for isa in dot_isas() {
-            let mut out = [[f32::NAN; LANES]; 3];
+            let mut out = [[f32::NAN; LANES]; 8];
             let (wr, hr, or) = (&w, &halves, &mut out);
             dispatch_dot!(
                 isa,
-                two_groups(wr: &[[u8; GROUP]; 2], a: [[i8; 4]; 2], hr: &[u16; LANES], or: &mut [[f32; LANES]; 3])
+                two_groups(wr: &[[u8; GROUP]; 2], a: [[i8; 4]; 2], hr: &[u16; LANES], or: &mut [[f32; LANES]; 8])
             );
             assert_eq!(out[0], want, "{isa}, case {case}");
             let bits = |floats: [f32; LANES]| floats.map(f32::to_bits);
             assert_eq!(bits(out[1]), halves.map(|h| half::f16::from_bits(h).to_f32().to_bits()), "{isa}, case {case}");
-            assert_eq!(out[2], small, "{isa}, case {case}");
+            for bits in 1..=6 {
+                let want = std::array::from_fn(|lane| small(bits, lane));
+                assert_eq!(out[1 + bits as usize], want, "{isa}, case {case}, {bits} bits");
+            }
         }
     }
 }

@@ -13,13 +13,14 @@
 // Loops over registers are most readable with an index that several arrays share.
 #![allow(clippy::needless_range_loop)]
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use simd::pairs::{PairLanes, Pairs, round_row};
 use simd::{Isa, LANES, Lanes, prefetch};
 
 use super::stored::{Bf16, Halves, Slot, offsets, panel_offset};
-use super::tile::{PANELS, PairPanels, SCORES, Scratch, Seen, Shared, Tile, panels};
+use super::tile::{PANELS, PairPanels, Put, SCORES, Scratch, Seen, Shared, Tile, panels};
 
 /// Rounds the queries of a task.
 pub(super) fn round_all(isa: Isa, shared: &Shared<'_>, seen: &Seen<'_>, scratch: &mut Scratch) {
@@ -70,10 +71,19 @@ pub(super) fn key_panels<'a, D: PairLanes>(
     space: &'a mut [Pairs],
 ) -> PairPanels<'a> {
     let pairs = shared.shape.head_dim.div_ceil(2);
-    panels((shared, seen, tile), 0, pairs, space, |halves, slots, to| match halves {
-        Halves::Rows([keys, _]) => transpose::<D>(shared, seen, keys, slots, to),
-        Halves::Pairs([keys, _]) => gather(shared, seen, keys, slots, to),
-    })
+    panels::<Keys<D>>((shared, seen, tile), 0, pairs, space)
+}
+
+struct Keys<D>(PhantomData<D>);
+
+impl<D: PairLanes> Put for Keys<D> {
+    #[inline(always)]
+    fn put(shared: &Shared<'_>, seen: &Seen<'_>, halves: Halves<'_>, slots: &[Slot; LANES], to: &mut [Pairs]) {
+        match halves {
+            Halves::Rows([keys, _]) => transpose::<D>(shared, seen, keys, slots, to),
+            Halves::Pairs([keys, _]) => gather(shared, seen, keys, slots, to),
+        }
+    }
 }
 
 /// The operands of a tile.

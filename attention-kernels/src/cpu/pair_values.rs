@@ -16,13 +16,14 @@
 // Loops over registers are most readable with an index that several arrays share.
 #![allow(clippy::needless_range_loop)]
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use simd::pairs::{PairLanes, Pairs, round_row};
 use simd::{Isa, LANES, Lanes, prefetch};
 
 use super::stored::{Bf16, Halves, Slot, offsets, panel_offset};
-use super::tile::{PANELS, PairPanels, SCORES, Scratch, Seen, Shared, Tile, panels};
+use super::tile::{PANELS, PairPanels, Put, SCORES, Scratch, Seen, Shared, Tile, panels};
 use crate::shape::PARTITION;
 
 /// Pairs of tokens of a partition: the distance between the weights of two queries.
@@ -131,14 +132,21 @@ pub(super) fn value_panels<'a, D: PairLanes>(
     space: &'a mut [Pairs],
 ) -> PairPanels<'a> {
     let vectors = shared.width() / LANES;
-    panels((shared, seen, tile), 1, PAIRS * vectors, space, |halves, slots, to| {
-        for (lines, slots) in to.chunks_exact_mut(vectors).zip(slots.as_chunks().0) {
+    panels::<InPairs<D>>((shared, seen, tile), 1, PAIRS * vectors, space)
+}
+
+struct InPairs<D>(PhantomData<D>);
+
+impl<D: PairLanes> Put for InPairs<D> {
+    #[inline(always)]
+    fn put(shared: &Shared<'_>, seen: &Seen<'_>, halves: Halves<'_>, slots: &[Slot; LANES], to: &mut [Pairs]) {
+        for (lines, slots) in to.chunks_exact_mut(shared.width() / LANES).zip(slots.as_chunks().0) {
             match halves {
                 Halves::Rows([_, values]) => interleave::<D>(shared, seen, values, slots, lines),
                 Halves::Pairs([_, values]) => gather(shared, seen, values, slots, lines),
             }
         }
-    })
+    }
 }
 
 /// Returns part `i` of what some queries add of a tile, and the queries that add it: the tokens before the pairs that all of them

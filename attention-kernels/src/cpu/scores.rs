@@ -125,7 +125,11 @@ fn some_dots<L: Lanes, const R: usize, const K: usize>(
         let mut dots = [0.0; K];
         match (sums[r].first_chunk::<4>(), dots.first_chunk_mut::<4>()) {
             (Some(sums), Some(dots)) => *dots = L::sums(*sums),
-            _ => dots = sums[r].map(L::sum),
+            _ => {
+                for n in 0..K {
+                    dots[n] = sums[r][n].sum();
+                }
+            }
         }
         for n in 0..K {
             for d in vectors * LANES..dim {

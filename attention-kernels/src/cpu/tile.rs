@@ -376,15 +376,20 @@ impl PairPanels<'_> {
     }
 }
 
-/// Returns keys (0) or values (1) of a tile in pairs, `[len]` of each panel: in place, or in `space`, `[PANELS, len]`, where `put`
+/// Writes the keys or values of sixteen slots in pairs. No closure: it may stay a function of its own, compiled without the vector
+/// instructions.
+pub(super) trait Put {
+    fn put(shared: &Shared<'_>, seen: &Seen<'_>, halves: Halves<'_>, slots: &[Slot; LANES], to: &mut [Pairs]);
+}
+
+/// Returns keys (0) or values (1) of a tile in pairs, `[len]` of each panel: in place, or in `space`, `[PANELS, len]`, where `P`
 /// writes those of sixteen slots.
 #[inline(always)]
-pub(super) fn panels<'a>(
+pub(super) fn panels<'a, P: Put>(
     (shared, seen, tile): (&Shared<'a>, &Seen<'_>, &Tile),
     which: usize,
     len: usize,
     space: &'a mut [Pairs],
-    put: impl Fn(Halves<'a>, &[Slot; LANES], &mut [Pairs]),
 ) -> PairPanels<'a> {
     let mut panels = PairPanels { lines: [&[]; PANELS], ahead: [std::ptr::null(); PANELS] };
     for (i, space) in space.chunks_exact_mut(len).enumerate().take(PANELS) {
@@ -398,7 +403,7 @@ pub(super) fn panels<'a>(
         let lines = match halves {
             Halves::Pairs(pages) => &pages[which][panel_offset(&shared.shape, slots[0], seen.task.kv_head).0..][..len],
             _ => {
-                put(halves, slots, space);
+                P::put(shared, seen, halves, slots, space);
                 space
             }
         };

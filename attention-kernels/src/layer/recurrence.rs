@@ -75,22 +75,27 @@ fn scan_of<L: Lanes>(
         let (k, q) = (L::splat(*k), L::splat(*q));
         for at in (0..width).step_by(LANES) {
             let len = LANES.min(width - at);
-            // The last columns are padded with zeros.
-            let load = |from: &[f32]| match from[at..].first_chunk() {
-                Some(whole) => L::load(whole),
-                None => {
-                    let mut numbers = [0.0; LANES];
-                    numbers[..len].copy_from_slice(&from[at..at + len]);
-                    L::load(&numbers)
-                }
-            };
-            let (step, sum) = (load(steps), load(out));
-            let updated = load(row).mul(load(&decays[..width]).mul(step).exp()).add(step.mul(load(v)).mul(k));
+            let (step, sum) = (load::<L>(steps, at), load::<L>(out, at));
+            let decay = load::<L>(&decays[..width], at).mul(step).exp();
+            let updated = load::<L>(row, at).mul(decay).add(step.mul(load::<L>(v, at)).mul(k));
             for (to, from) in [(&mut *row, updated), (&mut *out, sum.add(updated.mul(q)))] {
                 let mut numbers = [0.0; LANES];
                 from.store(&mut numbers);
                 to[at..at + len].copy_from_slice(&numbers[..len]);
             }
+        }
+    }
+}
+
+/// Loads the numbers from `at` on, padded with zeros.
+#[inline(always)]
+fn load<L: Lanes>(from: &[f32], at: usize) -> L {
+    match from[at..].first_chunk() {
+        Some(whole) => L::load(whole),
+        None => {
+            let mut numbers = [0.0; LANES];
+            numbers[..from.len() - at].copy_from_slice(&from[at..]);
+            L::load(&numbers)
         }
     }
 }

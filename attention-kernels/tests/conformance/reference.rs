@@ -164,11 +164,7 @@ fn every_variant_equals_the_reference_cases() {
     }
     for (device, compared) in devices.iter().zip(compared) {
         println!("{}: {compared} comparisons", device.name());
-        assert!(
-            compared >= 9 * 4,
-            "{}: two variants of each operation run on every case of their types",
-            device.name()
-        );
+        assert!(compared >= 9 * 2, "{}: a variant of each operation runs on every case of its types", device.name());
     }
 }
 

@@ -203,7 +203,10 @@ fn expand_tile<L: Lanes, W: Line, const M: usize, const P: usize>(task: &Expand<
         for lines in lines {
             prefetch(lines.as_ptr().wrapping_add(i).wrapping_byte_add(AHEAD).cast());
         }
-        let weights: [L; P] = std::array::from_fn(|p| lines[p][i].load());
+        let mut weights = [L::splat(0.0); P];
+        for p in 0..P {
+            weights[p] = lines[p][i].load();
+        }
         for m in 0..M {
             let value = L::splat(t[m][i]);
             for p in 0..P {

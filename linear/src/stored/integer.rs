@@ -28,8 +28,8 @@ const AT_ONCE: usize = 16;
 
 /// How a line of weights comes from the codes of a block.
 trait Cut: 'static {
-    /// Whether weights are codes of at most 6 bits; else they are bytes with an [`OFFSET`].
-    const SMALL: bool;
+    /// Bits of the weights: 8 with an [`OFFSET`], codes of at most 6 without.
+    const BITS: u32;
     /// Inputs 8e..8e+8 of the lines of a panel.
     #[inline(always)]
     fn load<D: DotLanes>(lines: &[Line], e: usize, codebook: &Codebook) -> [Weights<D>; 2] {
@@ -63,7 +63,7 @@ impl Codebook {
 struct Planes<const LOW: u32, const HIGH: u32>;
 
 impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
-    const SMALL: bool = true;
+    const BITS: u32 = LOW + HIGH;
     #[inline(always)]
     fn group<D: DotLanes>(lines: &[Line], g: usize, _: &Codebook) -> Weights<D> {
         codes::<D::Sums, LOW, HIGH>(lines, g)
@@ -74,7 +74,7 @@ impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
 struct Whole;
 
 impl Cut for Whole {
-    const SMALL: bool = false;
+    const BITS: u32 = 8;
     #[inline(always)]
     fn group<D: DotLanes>(lines: &[Line], g: usize, _: &Codebook) -> Weights<D> {
         D::load(&lines[g].0)
@@ -85,7 +85,7 @@ impl Cut for Whole {
 struct Table;
 
 impl Cut for Table {
-    const SMALL: bool = false;
+    const BITS: u32 = 8;
     #[inline(always)]
     fn group<D: DotLanes>(lines: &[Line], g: usize, codebook: &Codebook) -> Weights<D> {
         D::Sums::look_up(codes::<D::Sums, 4, 0>(lines, g), &codebook.table)
@@ -96,7 +96,7 @@ impl Cut for Table {
 struct Any;
 
 impl Cut for Any {
-    const SMALL: bool = false;
+    const BITS: u32 = 8;
     #[inline(always)]
     fn group<D: DotLanes>(lines: &[Line], g: usize, codebook: &Codebook) -> Weights<D> {
         D::load(&std::array::from_fn(|i| {
@@ -164,7 +164,7 @@ fn bytes<D: DotLanes, C: Cut>(
     let StoredPanels { format, layout, .. } = panels;
     let (header, lines) = panels.pair(*pair);
     let codebook = &Codebook::new::<D>(format);
-    let zero = if C::SMALL { format.codes.zero() as u8 } else { D::start(OFFSET.into()) as u8 };
+    let zero = if C::BITS < 8 { format.codes.zero() as u8 } else { D::start(OFFSET.into()) as u8 };
     let parts = if format.halves() { 2 } else { 1 };
     let (mut current, mut group, mut offsets) = (usize::MAX, Group::ZERO, [[zero; GROUP]; PAIR]);
     for (block, to) in blocks.clone().zip(to) {
@@ -290,7 +290,8 @@ fn panels<D: DotLanes, C: Cut, const M: usize, const P: usize>(
     for (b, block) in blocks.range.clone().enumerate() {
         next.prefetch(prefetch);
         let lines: [&[Line]; P] = std::array::from_fn(|p| &blocks.lines[(block * PAIR + panel + p) * size..][..size]);
-        let mut sums = D::begin::<M, P>([0; M]);
+        let mut starts = [0; M];
+        let mut sums = D::begin::<M, P>(starts, C::BITS);
         for half in 0..2 {
             if left == 0 {
                 left = format.group;
@@ -306,11 +307,10 @@ fn panels<D: DotLanes, C: Cut, const M: usize, const P: usize>(
                 };
             }
             if half == 0 || halves {
-                let mut starts = [0; M];
                 for m in 0..M {
-                    starts[m] = if C::SMALL { corrections[m] / 128 * zero } else { D::start(corrections[m]) };
+                    starts[m] = if C::BITS < 8 { corrections[m] / 128 * zero } else { D::start(corrections[m]) };
                 }
-                sums = D::begin(starts);
+                sums = D::begin(starts, C::BITS);
             }
             for e in half * (BLOCK / 16)..(half + 1) * (BLOCK / 16) {
                 let mut rows = [&[[0; 4]; 2]; M];
@@ -321,13 +321,13 @@ fn panels<D: DotLanes, C: Cut, const M: usize, const P: usize>(
                 for p in 1..P {
                     weights[p] = C::load::<D>(lines[p], e, blocks.codebook);
                 }
-                D::add(&mut sums, weights, rows, C::SMALL);
+                D::add(&mut sums, weights, rows, C::BITS);
             }
             left -= BLOCK / 2;
             if half == 0 && !halves {
                 continue;
             }
-            let sums = D::by_rows(sums);
+            let sums = D::by_rows(sums, starts, C::BITS);
             for m in 0..M {
                 let row_scale = Floats::<D>::splat(x[m][b].scale);
                 for p in 0..P {

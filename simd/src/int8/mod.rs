@@ -202,43 +202,41 @@ pub trait DotLanes: Sized {
     }
     /// Adds, lane by lane, the four weights times the four activations (−127..=127).
     fn dot(sums: Self::Sums, weights: Weights<Self>, activations: [i8; 4]) -> Self::Sums;
-    /// As [`DotLanes::dot`], for codes of at most 6 bits, of [`IntLanes::load_codes`].
-    #[inline(always)]
-    fn dot_small(sums: Self::Sums, weights: Weights<Self>, activations: [i8; 4]) -> Self::Sums {
-        Self::dot(sums, weights, activations)
-    }
 
-    /// Returns the sums of a tile, in the order of [`DotLanes::add`]: row `m` starts from `starts[m]`.
+    /// Returns the sums of a tile of at most 32 inputs, in the order of [`DotLanes::add`]. `bits` is 8 for weights of
+    /// [`DotLanes::load`], and at most 6 for codes of so many bits, of [`IntLanes::load_codes`]; `starts` and `bits` are those of
+    /// [`DotLanes::by_rows`] too.
     #[inline(always)]
-    fn begin<const M: usize, const P: usize>(starts: [i32; M]) -> [[Self::Sums; P]; M] {
+    fn begin<const M: usize, const P: usize>(starts: [i32; M], _bits: u32) -> [[Self::Sums; P]; M] {
         let mut sums = [[Self::Sums::splat(0); P]; M];
         for m in 0..M {
             sums[m] = [Self::Sums::splat(starts[m]); P];
         }
         sums
     }
-    /// Adds two groups of each panel times eight activations of each row. `small`: as [`DotLanes::dot_small`].
+    /// Adds two groups of each panel times eight activations of each row.
     #[inline(always)]
     fn add<const M: usize, const P: usize>(
         sums: &mut [[Self::Sums; P]; M],
         weights: [[Weights<Self>; 2]; P],
         rows: [&[[i8; 4]; 2]; M],
-        small: bool,
+        _bits: u32,
     ) {
         for g in 0..2 {
             for m in 0..M {
                 for p in 0..P {
-                    sums[m][p] = match small {
-                        true => Self::dot_small(sums[m][p], weights[p][g], rows[m][g]),
-                        false => Self::dot(sums[m][p], weights[p][g], rows[m][g]),
-                    };
+                    sums[m][p] = Self::dot(sums[m][p], weights[p][g], rows[m][g]);
                 }
             }
         }
     }
-    /// Returns the sums by rows and lanes.
+    /// Returns the sums by rows and lanes: that of row `m` is `starts[m]` and all products.
     #[inline(always)]
-    fn by_rows<const M: usize, const P: usize>(sums: [[Self::Sums; P]; M]) -> [[Self::Sums; P]; M] {
+    fn by_rows<const M: usize, const P: usize>(
+        sums: [[Self::Sums; P]; M],
+        _starts: [i32; M],
+        _bits: u32,
+    ) -> [[Self::Sums; P]; M] {
         sums
     }
 }

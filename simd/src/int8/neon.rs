@@ -144,7 +144,7 @@ impl DotLanes for NeonI8mm {
         [usdot(s, w, a), usdot(t, x, a), usdot(u, y, a), usdot(v, z, a)]
     }
     #[inline(always)]
-    fn begin<const M: usize, const P: usize>(starts: [i32; M]) -> [[[int32x4_t; 4]; P]; M] {
+    fn begin<const M: usize, const P: usize>(starts: [i32; M], _: u32) -> [[[int32x4_t; 4]; P]; M] {
         let mut sums = [[<[int32x4_t; 4]>::splat(0); P]; M];
         for m in 0..M {
             let (even, odd) = (m & !1, m | 1);
@@ -160,7 +160,7 @@ impl DotLanes for NeonI8mm {
         sums: &mut [[[int32x4_t; 4]; P]; M],
         weights: [[Weights<Self>; 2]; P],
         rows: [&[[i8; 4]; 2]; M],
-        _: bool,
+        _: u32,
     ) {
         for p in 0..P {
             let [first, second] = weights[p];
@@ -180,7 +180,11 @@ impl DotLanes for NeonI8mm {
         }
     }
     #[inline(always)]
-    fn by_rows<const M: usize, const P: usize>(mut sums: [[[int32x4_t; 4]; P]; M]) -> [[[int32x4_t; 4]; P]; M] {
+    fn by_rows<const M: usize, const P: usize>(
+        mut sums: [[[int32x4_t; 4]; P]; M],
+        _: [i32; M],
+        _: u32,
+    ) -> [[[int32x4_t; 4]; P]; M] {
         for m in 0..M / 2 {
             for p in 0..P {
                 let ([s, t, u, v], [w, x, y, z]) = (sums[2 * m][p], sums[2 * m + 1][p]);

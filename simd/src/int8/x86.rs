@@ -5,6 +5,7 @@
 
 use std::arch::x86_64::*;
 
+use super::super::x86::halves;
 use super::super::{Avx2, Avx512};
 use super::{DotLanes, GROUP, IntLanes, WithInts};
 
@@ -90,15 +91,12 @@ impl IntLanes for Halves {
     }
     #[inline(always)]
     fn load_codes(from: &[u8; GROUP], shift: u32, width: u32) -> Halves {
-        let half = |v| {
-            // SAFETY: see the module.
-            unsafe {
-                let words = _mm256_srl_epi32(v, _mm_cvtsi32_si128(shift as i32));
-                _mm256_and_si256(words, _mm256_set1_epi8(((1 << width) - 1) as i8))
-            }
-        };
         let Halves(a, b) = Self::load(from);
-        Halves(half(a), half(b))
+        // SAFETY: see the module.
+        unsafe {
+            let (shift, mask) = (_mm_cvtsi32_si128(shift as i32), _mm256_set1_epi8(((1 << width) - 1) as i8));
+            halves!(Halves, |v| _mm256_and_si256(_mm256_srl_epi32(v, shift), mask), a, b)
+        }
     }
     #[inline(always)]
     fn store(Halves(a, b): Halves, to: &mut [u8; GROUP]) {
@@ -111,8 +109,11 @@ impl IntLanes for Halves {
     #[inline(always)]
     fn join(codes: Halves, high: Halves, width: u32) -> Halves {
         // SAFETY: see the module.
-        let half = |v, h| unsafe { _mm256_or_si256(v, _mm256_sll_epi32(h, _mm_cvtsi32_si128(width as i32))) };
-        Halves(half(codes.0, high.0), half(codes.1, high.1))
+        unsafe {
+            let width = _mm_cvtsi32_si128(width as i32);
+            let (codes, high) = ((codes.0, high.0), (codes.1, high.1));
+            halves!(Halves, |(v, h)| _mm256_or_si256(v, _mm256_sll_epi32(h, width)), codes, high)
+        }
     }
     #[inline(always)]
     fn look_up(codes: Halves, table: &[u8; 16]) -> Halves {
@@ -124,14 +125,12 @@ impl IntLanes for Halves {
     }
     #[inline(always)]
     fn byte(codes: Halves, i: usize) -> Avx2 {
-        let half = |v| {
-            // SAFETY: see the module.
-            unsafe {
-                let words = _mm256_srl_epi32(v, _mm_cvtsi32_si128(8 * i as i32));
-                _mm256_cvtepi32_ps(_mm256_and_si256(words, _mm256_set1_epi32(255)))
-            }
-        };
-        Avx2(half(codes.0), half(codes.1))
+        // SAFETY: see the module.
+        unsafe {
+            let (shift, mask) = (_mm_cvtsi32_si128(8 * i as i32), _mm256_set1_epi32(255));
+            let Halves(a, b) = codes;
+            halves!(Avx2, |v| _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srl_epi32(v, shift), mask)), a, b)
+        }
     }
     #[inline(always)]
     fn to_floats(self) -> Avx2 {
@@ -178,8 +177,13 @@ impl DotLanes for AvxVnni {
 /// AVX2 with `vpmaddubsw`.
 ///
 /// That instruction sums two products of an unsigned and a signed byte in 16 bits and saturates there. So the signs move
-/// from the weights to the activations: with |w| ≤ 128 and |a| ≤ 127 the sum of a pair is at most 32,512, which fits.
+/// from the weights to the activations: with |w| ≤ 128 and |a| ≤ 127 the sum of a pair is at most 32,512, which fits. Codes have no
+/// sign: two pairs of 6 bits are at most 2·2·63·127 = 32,004, and all eight of 32 inputs, in 4 bits, 8·2·15·127 = 30,480, so these
+/// are added in 16 bits.
 pub struct Avx2Dot;
+
+/// Most bits of codes of which 32 inputs are added in 16 bits.
+const IN_16_BITS: u32 = 4;
 
 impl DotLanes for Avx2Dot {
     type Sums = Halves;
@@ -198,28 +202,85 @@ impl DotLanes for Avx2Dot {
     }
     #[inline(always)]
     fn dot(sums: Halves, weights: Halves, activations: [i8; 4]) -> Halves {
-        let half = |sum, w| {
-            // SAFETY: see the module.
-            unsafe {
-                let a = _mm256_set1_epi32(word(activations));
-                let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
-                _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-            }
-        };
-        Halves(half(sums.0, weights.0), half(sums.1, weights.1))
+        // SAFETY: see the module.
+        unsafe {
+            let a = _mm256_set1_epi32(word(activations));
+            let (low, high) = ((sums.0, weights.0), (sums.1, weights.1));
+            halves!(
+                Halves,
+                |(sums, w)| add_pairs(sums, _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a, w))),
+                low,
+                high
+            )
+        }
     }
-    /// A pair is at most 2·63·127 = 16,002, so the signs stay with the activations.
     #[inline(always)]
-    fn dot_small(sums: Halves, weights: Halves, activations: [i8; 4]) -> Halves {
-        let half = |sum, w| {
-            // SAFETY: see the module.
-            unsafe {
-                let pairs = _mm256_maddubs_epi16(w, _mm256_set1_epi32(word(activations)));
-                _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+    fn begin<const M: usize, const P: usize>(starts: [i32; M], bits: u32) -> [[Halves; P]; M] {
+        let mut sums = [[Halves::splat(0); P]; M];
+        if bits > IN_16_BITS {
+            for m in 0..M {
+                sums[m] = [Halves::splat(starts[m]); P];
             }
-        };
-        Halves(half(sums.0, weights.0), half(sums.1, weights.1))
+        }
+        sums
     }
+    #[inline(always)]
+    fn add<const M: usize, const P: usize>(
+        sums: &mut [[Halves; P]; M],
+        weights: [[Halves; 2]; P],
+        rows: [&[[i8; 4]; 2]; M],
+        bits: u32,
+    ) {
+        for m in 0..M {
+            for p in 0..P {
+                let [first, second] = weights[p];
+                if bits > 6 {
+                    sums[m][p] = Self::dot(Self::dot(sums[m][p], first, rows[m][0]), second, rows[m][1]);
+                    continue;
+                }
+                // SAFETY: see the module.
+                unsafe {
+                    let [a, b] = [_mm256_set1_epi32(word(rows[m][0])), _mm256_set1_epi32(word(rows[m][1]))];
+                    let Halves(low, high) = sums[m][p];
+                    sums[m][p] = halves!(
+                        Halves,
+                        |(sums, v, w)| {
+                            let pairs = _mm256_add_epi16(_mm256_maddubs_epi16(v, a), _mm256_maddubs_epi16(w, b));
+                            match bits > IN_16_BITS {
+                                true => add_pairs(sums, pairs),
+                                false => _mm256_add_epi16(sums, pairs),
+                            }
+                        },
+                        (low, first.0, second.0),
+                        (high, first.1, second.1)
+                    );
+                }
+            }
+        }
+    }
+    #[inline(always)]
+    fn by_rows<const M: usize, const P: usize>(
+        mut sums: [[Halves; P]; M],
+        starts: [i32; M],
+        bits: u32,
+    ) -> [[Halves; P]; M] {
+        if bits <= IN_16_BITS {
+            for m in 0..M {
+                let Halves(start, _) = Halves::splat(starts[m]);
+                for p in 0..P {
+                    sums[m][p] = Halves(add_pairs(start, sums[m][p].0), add_pairs(start, sums[m][p].1));
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Adds pairs of sums in 16 bits to sums in 32 bits.
+#[inline(always)]
+fn add_pairs(sums: __m256i, pairs: __m256i) -> __m256i {
+    // SAFETY: see the module.
+    unsafe { _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))) }
 }
 
 /// Returns the four bytes as the 32-bit number that a broadcast takes.
