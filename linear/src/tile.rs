@@ -106,7 +106,7 @@ impl<L: Lanes, W: Line> Tile for Floats<L, W> {
 }
 
 /// Covers rows × pairs of panels with tiles that fill the registers. All rows are multiplied with a pair before the next one, so that
-/// weights are read from memory once. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16.
+/// weights are read from memory once. Sums take 24 of the 32 registers of AVX-512, otherwise 12 of 16, or 8 if weights are widened.
 /// The conditions on constants stand alone, so that tiles of other instruction sets are not compiled.
 #[inline(always)]
 pub(super) fn walk<T: Tile>(task: &Task<'_, T::Number, T::Line>, pairs: Range<usize>) {
@@ -129,7 +129,7 @@ pub(super) fn walk<T: Tile>(task: &Task<'_, T::Number, T::Line>, pairs: Range<us
                     8.. => tiles::<T, 8, 2>(task, at),
                     _ => tiles::<T, 4, 2>(task, at),
                 }
-            } else if rows < 6 {
+            } else if T::NUMBERS_PER_LINE == 2 || rows < 6 {
                 tiles::<T, 4, 1>(task, at)
             } else {
                 tiles::<T, 6, 1>(task, at)
@@ -197,11 +197,20 @@ fn tile<T: Tile, const M: usize, const P: usize>(
 pub(super) trait Line: Copy + Sync {
     /// Number of inputs, 1 or 2.
     const INPUTS: usize;
+    /// As many inputs.
+    type Inputs: AsRef<[f32]>;
+    /// Returns the inputs of whole lines.
+    fn inputs(x: &[f32]) -> &[Self::Inputs];
     /// The weights of the first input (`SECOND`: of the second).
     fn load<L: Lanes, const SECOND: bool>(&self) -> L;
 }
 impl Line for [f32; LANES] {
     const INPUTS: usize = 1;
+    type Inputs = [f32; 1];
+    #[inline(always)]
+    fn inputs(x: &[f32]) -> &[[f32; 1]] {
+        x.as_chunks().0
+    }
     #[inline(always)]
     fn load<L: Lanes, const SECOND: bool>(&self) -> L {
         L::load(self)
@@ -209,6 +218,11 @@ impl Line for [f32; LANES] {
 }
 impl Line for Pairs {
     const INPUTS: usize = 2;
+    type Inputs = [f32; 2];
+    #[inline(always)]
+    fn inputs(x: &[f32]) -> &[[f32; 2]] {
+        x.as_chunks().0
+    }
     #[inline(always)]
     fn load<L: Lanes, const SECOND: bool>(&self) -> L {
         L::load_half::<SECOND>(self)
@@ -224,32 +238,34 @@ pub(super) fn accumulate<L: Lanes, W: Line, const M: usize, const P: usize>(
     mut acc: [[L; P]; M],
 ) -> [[L; P]; M] {
     let k = x.first().map_or(0, |x| x.len());
-    // The compiler sees that no index is out of bounds.
-    let x = x.map(|x| &x[..k]);
-    let w = w.map(|w| &w[..k.div_ceil(W::INPUTS)]);
     let whole = k / W::INPUTS;
+    // The compiler sees that no index is out of bounds.
+    let inputs = x.map(|x| &W::inputs(x)[..whole]);
+    let w = w.map(|w| &w[..k.div_ceil(W::INPUTS)]);
     for i in 0..whole {
-        for ahead in ahead.iter().flatten() {
-            prefetch(ahead.wrapping_add(i).cast());
+        if let Some(ahead) = ahead {
+            for p in 0..P {
+                prefetch(ahead[p].wrapping_add(i).cast());
+            }
         }
-        acc = add::<L, W, M, P, false>(x, w, i, W::INPUTS * i, acc);
+        acc = add::<L, W, W::Inputs, M, P, false>(inputs, i, w, i, acc);
         if W::INPUTS == 2 {
-            acc = add::<L, W, M, P, true>(x, w, i, W::INPUTS * i + 1, acc);
+            acc = add::<L, W, W::Inputs, M, P, true>(inputs, i, w, i, acc);
         }
     }
     if W::INPUTS * whole < k {
-        acc = add::<L, W, M, P, false>(x, w, whole, k - 1, acc);
+        acc = add::<L, W, [f32; 1], M, P, false>(x.map(|x| x.as_chunks().0), k - 1, w, whole, acc);
     }
     acc
 }
 
-/// Adds the products of one input.
+/// Adds the products of the first input at an index, or of the second.
 #[inline(always)]
-fn add<L: Lanes, W: Line, const M: usize, const P: usize, const SECOND: bool>(
-    x: [&[f32]; M],
+fn add<L: Lanes, W: Line, X: AsRef<[f32]>, const M: usize, const P: usize, const SECOND: bool>(
+    x: [&[X]; M],
+    index: usize,
     w: [&[W]; P],
     line: usize,
-    input: usize,
     mut acc: [[L; P]; M],
 ) -> [[L; P]; M] {
     // No closure: it may stay a function of its own, compiled without the instructions of `L`.
@@ -258,7 +274,7 @@ fn add<L: Lanes, W: Line, const M: usize, const P: usize, const SECOND: bool>(
         weights[p] = w[p][line].load::<L, SECOND>();
     }
     for m in 0..M {
-        let value = L::splat(x[m][input]);
+        let value = L::splat(x[m][index].as_ref()[usize::from(SECOND)]);
         for p in 0..P {
             acc[m][p] = value.mul_add(weights[p], acc[m][p]);
         }
