@@ -187,7 +187,7 @@ const IN_16_BITS: u32 = 4;
 
 impl DotLanes for Avx2Dot {
     type Sums = Halves;
-    const ROWS: usize = 2;
+    const ROWS: usize = 4;
     const WIDE: bool = false;
     const UNSIGNED: bool = false;
 
