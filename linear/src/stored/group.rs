@@ -25,12 +25,11 @@ impl Group {
     pub const ZERO: Group =
         Group { scales: [[0.0; LANES]; PAIR], minima: [[0.0; LANES]; PAIR], points: [[0.0; LANES]; PAIR] };
 
-    /// The group that input `input` of a pair is in, whose header this is.
+    /// Reads the group that input `input` of a pair is in, whose header this is. What the format does not have is left as it is.
     #[inline(always)]
-    pub fn of<L: Lanes>(panels: &StoredPanels, header: &[u8], input: usize) -> Group {
+    pub fn read<L: Lanes>(&mut self, panels: &StoredPanels, header: &[u8], input: usize) {
         let StoredPanels { format, layout, .. } = panels;
         let (index, outer) = (input / format.group, input / OUTER);
-        let mut group = Group::ZERO;
         for panel in 0..PAIR {
             let mut scales = match format.scale {
                 Scale::F32 => L::load(&words(header, 0, index, panel)),
@@ -49,21 +48,20 @@ impl Group {
             if format.scale.has_outer() {
                 scales = scales.mul(L::load_f16(&shorts(header, layout.outer, outer, panel)));
             }
-            scales.store(&mut group.scales[panel]);
+            scales.store(&mut self.scales[panel]);
             let offsets = layout.offsets;
             match format.offset {
                 Offset::None => {}
                 Offset::Minimum => {
-                    L::load_f16(&shorts(header, offsets, index, panel)).store(&mut group.minima[panel]);
+                    L::load_f16(&shorts(header, offsets, index, panel)).store(&mut self.minima[panel]);
                 }
                 Offset::ByteMinimum => {
                     let outer = L::load_f16(&shorts(header, layout.outer_minima, outer, panel)).mul(L::splat(-1.0));
-                    L::load_u8(&bytes(header, offsets, index, panel)).mul(outer).store(&mut group.minima[panel]);
+                    L::load_u8(&bytes(header, offsets, index, panel)).mul(outer).store(&mut self.minima[panel]);
                 }
-                Offset::ZeroPoint => L::load_u8(&bytes(header, offsets, index, panel)).store(&mut group.points[panel]),
+                Offset::ZeroPoint => L::load_u8(&bytes(header, offsets, index, panel)).store(&mut self.points[panel]),
             }
         }
-        group
     }
 }
 

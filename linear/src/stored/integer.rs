@@ -173,7 +173,7 @@ fn bytes<D: DotLanes, C: Cut>(
             let input = (block * BLOCK + part * BLOCK / 2).min(panels.k - 1);
             if input / format.group != current {
                 current = input / format.group;
-                group = Group::of::<Floats<D>>(panels, header, input);
+                group.read::<Floats<D>>(panels, header, input);
                 let has_points = format.offset == Offset::ZeroPoint;
                 for (offsets, points) in offsets.iter_mut().zip(group.points).filter(|_| has_points) {
                     for (offsets, point) in offsets.as_chunks_mut::<4>().0.iter_mut().zip(points) {
@@ -232,7 +232,7 @@ fn pairs<D: DotLanes, C: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
                 let first_group = range.start * BLOCK / format.group;
                 let end_group = (range.end * BLOCK).min(task.weights.k).div_ceil(format.group);
                 for (group, to) in (first_group..end_group).zip(groups.iter_mut()) {
-                    *to = Group::of::<Floats<D>>(task.weights, header, group * format.group);
+                    to.read::<Floats<D>>(task.weights, header, group * format.group);
                 }
                 let blocks = &Blocks { pair, range, lines, groups, codebook };
                 let mut row = first;

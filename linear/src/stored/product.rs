@@ -175,11 +175,20 @@ fn multiply_floats(isa: Isa, task: &Task<'_, f32>, unpacked: &mut Scratch) {
     }
 }
 
+/// Whether codes that are integers are converted instead of looked up, which takes several instructions on AVX2.
+#[inline(always)]
+fn converts<L: Lanes>(panels: &StoredPanels) -> bool {
+    !L::MANY && matches!(panels.format.codes, Codes::Integers { .. })
+}
+
 #[inline(always)]
 fn walk_few<L: WithInts, C: Cut>(task: &Task<'_, f32>) {
-    match L::VECTORS {
-        true => few_rows::<L, C>(task),
-        false => few_rows_without_vectors(task),
+    if !L::VECTORS {
+        few_rows_without_vectors(task);
+    } else if converts::<L>(task.weights) {
+        few_rows::<L, C::Integers>(task);
+    } else {
+        few_rows::<L, C>(task);
     }
 }
 
@@ -213,9 +222,12 @@ fn unpack_blocks(isa: Isa, panels: &StoredPanels, pair: usize, blocks: Range<usi
 
 #[inline(always)]
 fn unpack_all<L: WithInts, C: Cut>(panels: &StoredPanels, pair: usize, blocks: Range<usize>, out: &mut Unpacked<'_>) {
-    match L::VECTORS {
-        true => unpack::<L, C>(panels, pair, blocks, out),
-        false => unpack_without_vectors(panels, pair, blocks, out),
+    if !L::VECTORS {
+        unpack_without_vectors(panels, pair, blocks, out);
+    } else if converts::<L>(panels) {
+        unpack::<L, C::Integers>(panels, pair, blocks, out);
+    } else {
+        unpack::<L, C>(panels, pair, blocks, out);
     }
 }
 

@@ -21,6 +21,8 @@ const AHEAD: usize = 4 << 10;
 pub(super) trait Cut: 'static {
     /// Whether the numbers lack the zero point that all groups have.
     const OFF: bool = false;
+    /// What takes its place for integers where those are converted faster than looked up.
+    type Integers: Cut;
     /// The numbers that inputs 4g..4g+4 of a panel stand for.
     fn load<L: WithInts>(lines: &[Line], g: usize, codebook: &Codebook) -> [L; 4];
 }
@@ -37,6 +39,7 @@ pub(super) struct Planes<const LOW: u32, const HIGH: u32>;
 
 impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
     const OFF: bool = true;
+    type Integers = Self;
     #[inline(always)]
     fn load<L: WithInts>(lines: &[Line], g: usize, _: &Codebook) -> [L; 4] {
         let codes = codes::<L::Ints, LOW, HIGH>(lines, g);
@@ -49,6 +52,7 @@ impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
 pub(super) struct Table;
 
 impl Cut for Table {
+    type Integers = Planes<4, 0>;
     #[inline(always)]
     fn load<L: WithInts>(lines: &[Line], g: usize, Codebook { table, .. }: &Codebook) -> [L; 4] {
         let (words, shift, look_up) = (&lines[g / 2].0, g as u32 % 2 * 4, L::lookup_floats);
@@ -65,6 +69,7 @@ impl Cut for Table {
 pub(super) struct E4m3;
 
 impl Cut for E4m3 {
+    type Integers = Self;
     #[inline(always)]
     fn load<L: WithInts>(lines: &[Line], g: usize, _: &Codebook) -> [L; 4] {
         let (codes, load) = (lines[g].0.as_chunks::<LANES>().0, L::load_e4m3);
@@ -76,6 +81,7 @@ impl Cut for E4m3 {
 pub(super) struct Any;
 
 impl Cut for Any {
+    type Integers = Self;
     #[inline(always)]
     fn load<L: WithInts>(lines: &[Line], g: usize, &Codebook { codes, .. }: &Codebook) -> [L; 4] {
         std::array::from_fn(|i| L::load(&std::array::from_fn(|lane| codes.number(code(codes, lines, 4 * g + i, lane)))))
@@ -140,6 +146,7 @@ pub(super) fn unpack<L: WithInts, C: Cut>(
     let minima = format.has_minimum();
     // Fours of inputs that share a group.
     let part = if format.halves() { FOURS / 2 } else { FOURS };
+    let mut group = Group::ZERO;
     for (to, block) in blocks.enumerate() {
         let lines = &lines[block * PAIR * layout.block..][..PAIR * layout.block];
         for line in lines {
@@ -147,7 +154,7 @@ pub(super) fn unpack<L: WithInts, C: Cut>(
         }
         let lines = lines.split_at(layout.block);
         for first in (0..FOURS).step_by(part) {
-            let group = Group::of::<L>(panels, header, block * BLOCK + first * 4);
+            group.read::<L>(panels, header, block * BLOCK + first * 4);
             for g in first..first + part {
                 for (panel, lines) in [lines.0, lines.1].into_iter().enumerate() {
                     let mut weights = C::load::<L>(lines, g, &codebook);
