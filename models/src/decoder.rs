@@ -135,11 +135,14 @@ pub struct Positions {
     pub offset: usize,
 }
 
-/// `soft_cap(scale * linear(projection(hidden)))`.
+/// `soft_cap(scale * linear(activation(projection(hidden))))`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Head {
-    /// Projection from the width of the residual stream to that of the token table.
+    /// Projection from the width of the residual stream to that of the token table, or the first layer of a classifier that pools behind it.
     pub projection: Option<Linear>,
+    /// Activation of its result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub activation: Option<Activation>,
     /// Output projection, `[vocab_size, width]`; `None` if the embedding's weights are used (`tie_word_embeddings`).
     pub linear: Option<Linear>,
     /// Factor of the logits.

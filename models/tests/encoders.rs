@@ -5,7 +5,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use attention_kernels::{KernelChoice, select};
+use attention_kernels::{Dtype as AnyDtype, KernelChoice, Needs, select};
+use device::Device;
 use models::{ForwardBatch, Model, ModelConfig, ModelFiles, Pooler, Pooling, StepLimits, Task, Weights, check_weights};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
@@ -27,13 +28,18 @@ pub struct Loaded {
 }
 
 pub fn load(folder: &Path, threads: usize) -> Loaded {
+    load_on(folder, device::open("cpu", Some(threads)).unwrap(), AnyDtype::F32)
+}
+
+/// [`load`] on a device, in this type.
+pub fn load_on(folder: &Path, device: Arc<dyn Device>, dtype: AnyDtype) -> Loaded {
     let files = ModelFiles::open(folder).unwrap();
     let mut config = ModelConfig::load(&files).unwrap();
     let weights = Weights::open(&files).unwrap();
     config.drop_missing_head(&files, &weights);
     check_weights(&config.decoder, &weights).unwrap();
-    let device = device::open("cpu", Some(threads)).unwrap();
-    let kernels = select(&KernelChoice::default(), &Model::needs(&config.decoder, &*device)).unwrap();
+    let needs = Needs { dtype, ..Model::needs(&config.decoder, &*device) };
+    let kernels = select(&KernelChoice::default(), &needs).unwrap();
     // A reranker without a classifier scores the log-odds of two tokens.
     let expected =
         std::fs::read(folder.join("expected.json")).map_or(Value::Null, |text| serde_json::from_slice(&text).unwrap());
@@ -188,6 +194,43 @@ fn encoders_and_classifiers_give_the_results_of_transformers_alone_and_in_a_batc
     folders.iter().for_each(|folder| check(folder));
 }
 
+/// Names, shapes and numbers of the tensors of a case of `classifiers.json`.
+pub fn tensors(case: &Value) -> impl Iterator<Item = (String, Vec<usize>, Vec<f32>)> {
+    let number = |tensor: &str, i: usize| match tensor.to_lowercase().contains("norm") {
+        true => 0.5 + made_weight(tensor, i),
+        false => (made_weight(tensor, i) - 0.5) / 2.0,
+    };
+    case["tensors"].as_object().unwrap().iter().map(move |(tensor, shape)| {
+        let shape: Vec<usize> = serde_json::from_value(shape.clone()).unwrap();
+        let numbers = (0..shape.iter().product()).map(|i| number(tensor, i)).collect();
+        (tensor.clone(), shape, numbers)
+    })
+}
+
+/// The logits of a case's text.
+pub fn logits(folder: &Path, case: &Value) -> Vec<f32> {
+    let Loaded { mut model, pooler, config } = load(folder, 1);
+    let second = case["second"].as_u64().map(|at| at as usize);
+    let states = hidden(&mut model, &[(ids(&case["ids"]), second)]).remove(0);
+    let vector = pooled(pooler.pooling.unwrap(), &states, config.decoder.output_width());
+    pooler.apply(vector, &simd::Pool::new(Some(1)).unwrap())
+}
+
+/// A checkpoint with the tensors of a case and this configuration.
+pub fn made(case: &Value, config: &Value) -> tempfile::TempDir {
+    let folder = tempfile::TempDir::new().unwrap();
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let bytes = |(name, shape, numbers): (String, Vec<usize>, Vec<f32>)| {
+        (name, shape, numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>())
+    };
+    let tensors: Vec<_> = tensors(case).map(bytes).collect();
+    let views = tensors
+        .iter()
+        .map(|(tensor, shape, bytes)| (tensor, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+    std::fs::write(folder.path().join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
+    folder
+}
+
 /// Every family's head, with the names that its tensors have in transformers. The weights are numbers of [`made_weight`], so the file
 /// has names, shapes and results alone.
 #[test]
@@ -195,35 +238,32 @@ fn the_heads_of_encoders_give_the_logits_of_transformers() {
     let cases: Value = serde_json::from_str(include_str!("classifiers.json")).unwrap();
     for case in list(&cases) {
         let name = text(&case["name"]);
-        let folder = tempfile::TempDir::new().unwrap();
-        std::fs::write(folder.path().join("config.json"), case["config"].to_string()).unwrap();
-        let number = |tensor: &str, i: usize| match tensor.to_lowercase().contains("norm") {
-            true => 0.5 + made_weight(tensor, i),
-            false => (made_weight(tensor, i) - 0.5) / 2.0,
-        };
-        let tensors: Vec<(&String, Vec<usize>, Vec<u8>)> = case["tensors"]
-            .as_object()
-            .unwrap()
-            .iter()
-            .map(|(tensor, shape)| {
-                let shape: Vec<usize> = serde_json::from_value(shape.clone()).unwrap();
-                let bytes = (0..shape.iter().product()).flat_map(|i| number(tensor, i).to_le_bytes()).collect();
-                (tensor, shape, bytes)
-            })
-            .collect();
-        let views = tensors
-            .iter()
-            .map(|(tensor, shape, bytes)| (tensor, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
-        std::fs::write(folder.path().join("model.safetensors"), serialize(views, None).unwrap()).unwrap();
-        let Loaded { mut model, pooler, config } = load(folder.path(), 1);
-        let second = case["second"].as_u64().map(|at| at as usize);
-        let states = hidden(&mut model, &[(ids(&case["ids"]), second)]).remove(0);
-        let vector = pooled(pooler.pooling.unwrap(), &states, config.decoder.output_width());
-        let found = pooler.apply(vector, &simd::Pool::new(Some(1)).unwrap());
+        let found = logits(made(case, &case["config"]).path(), case);
         let want: Vec<f32> = serde_json::from_value(case["logits"].clone()).unwrap();
         let error = worst(&found, &want);
         println!("{name}: error {error:.1e}");
         assert!(error < UNIT, "{name}: {found:?}, not {want:?}");
+    }
+}
+
+#[test]
+fn a_classifier_that_pools_late_has_the_mean_of_the_logits_of_all_tokens() {
+    let cases: Value = serde_json::from_str(include_str!("classifiers.json")).unwrap();
+    let case = list(&cases).iter().find(|case| text(&case["name"]) == "eurobert, bos").unwrap();
+    let threads = simd::Pool::new(Some(1)).unwrap();
+    let tokens = [(ids(&case["ids"]), None)];
+    // Its head gives the logits of one row.
+    let Loaded { mut model, pooler, .. } = load(made(case, &case["config"]).path(), 1);
+    let states = hidden(&mut model, &tokens).remove(0);
+    let rows = states.chunks(24).map(|row| pooler.apply(row.iter().map(|x| f64::from(*x)).collect(), &threads));
+    let rows: Vec<Vec<f32>> = rows.collect();
+    let mean = |label: usize| rows.iter().map(|row| row[label]).sum::<f32>() / rows.len() as f32;
+    let want: Vec<f32> = (0..3).map(mean).collect();
+    for pooling in [json!("late"), Value::Null] {
+        let mut config = case["config"].clone();
+        config["classifier_pooling"] = pooling;
+        let found = logits(made(case, &config).path(), case);
+        assert!(worst(&found, &want) < UNIT, "{found:?}, not {want:?}");
     }
 }
 
@@ -238,8 +278,19 @@ fn options_of_encoders_that_are_not_computed_are_refused_by_their_keys() {
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         message(ModelConfig::load(&ModelFiles::open(folder.path()).unwrap()), parts);
     };
-    refused("eurobert, bos", json!({"classifier_pooling": "late"}), &["classifier_pooling", "late", "mean"]);
-    refused("eurobert, bos", json!({"classifier_pooling": null}), &["classifier_pooling", "bos"]);
+    refused("eurobert, bos", json!({"classifier_pooling": "max"}), &["classifier_pooling", "late", "mean"]);
+    let jina = |changes: Value| {
+        let mut config = json!({"architectures": ["JinaBertForMaskedLM"], "position_embedding_type": "alibi", "feed_forward_type": "geglu"});
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        config
+    };
+    let code =
+        jina(json!({"auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}}));
+    refused("bert", code, &["auto_map", "add their input twice"]);
+    refused("bert", jina(json!({"feed_forward_type": "original"})), &["feed_forward_type", "geglu"]);
+    refused("bert", jina(json!({"position_embedding_type": "absolute"})), &["position_embedding_type", "alibi"]);
+    let tasks = json!({"architectures": ["XLMRobertaModel"], "lora_adaptations": ["retrieval.query", "separation"]});
+    refused("bert", tasks, &["lora_adaptations", "jina-embeddings-v3"]);
     refused("gte, two types", json!({"logn_attention_scale": true}), &["logn_attention_scale", "false"]);
     refused("gte, two types", json!({"layer_norm_type": "rms_norm"}), &["layer_norm_type", "layer_norm"]);
     let mixed = json!({"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}});

@@ -206,7 +206,45 @@ fn mtp_cases() -> Vec<Mtp> {
         "shared_expert_intermediate_size": 32, "decoder_sparse_step": 1, "norm_topk_prob": true});
     let mut next = base("Qwen3NextForCausalLM", "qwen3_next", next);
     next.as_object_mut().unwrap().extend(recurrent.as_object().unwrap().clone());
+    let normed =
+        |config: Value, names: [&'static str; 4]| Mtp { names, feeds_normed: true, zero_first: false, ..layer(config) };
+    let ling = json!({"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1,
+        "num_shared_experts": 1, "first_k_dense_replace": 1});
+    let mimo = json!({"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "moe_layer_freq": [0, 1], "hybrid_layer_pattern": [0, 1], "swa_num_key_value_heads": 4, "v_head_dim": 12,
+        "sliding_window": 7, "attention_value_scale": 0.75, "layernorm_epsilon": 1e-5});
+    let nemotron = json!({"hybrid_override_pattern": "*E", "mtp_hybrid_override_pattern": "*E", "layer_norm_epsilon": 1e-5,
+        "rms_norm_eps": null, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 24, "n_shared_experts": 1, "moe_latent_size": 20,
+        "norm_topk_prob": true, "mlp_hidden_act": "relu2"});
     vec![
+        normed(
+            base("BailingMoeV2ForCausalLM", "bailing_moe_v2", ling),
+            [
+                "model.layers.2.enorm.weight",
+                "model.layers.2.hnorm.weight",
+                "model.layers.2.eh_proj.weight",
+                "model.layers.2.final_layernorm.weight",
+            ],
+        ),
+        normed(
+            base("MiMoV2FlashForCausalLM", "mimo_v2_flash", mimo),
+            [
+                "model.mtp.layers.0.enorm.weight",
+                "model.mtp.layers.0.hnorm.weight",
+                "model.mtp.layers.0.eh_proj.weight",
+                "model.mtp.layers.0.final_layernorm.weight",
+            ],
+        ),
+        normed(
+            base("NemotronHForCausalLM", "nemotron_h", nemotron),
+            [
+                "mtp.layers.0.enorm.weight",
+                "mtp.layers.0.hnorm.weight",
+                "mtp.layers.0.eh_proj.weight",
+                "mtp.layers.1.final_layernorm.weight",
+            ],
+        ),
         layer(deepseek),
         layer(glm),
         own(next),
@@ -242,7 +280,8 @@ fn an_mtp_module_reads_a_token_and_the_state_before_it_and_continues_with_its_ow
 
         // The formulas.
         let eps = 1e-5;
-        let embeddings = tensors["model.embed_tokens.weight"].clone();
+        let table = ["model.embed_tokens.weight", "model.word_embeddings.weight", "backbone.embeddings.weight"];
+        let embeddings = table.iter().find_map(|name| tensors.get(*name)).unwrap().clone();
         let fused = |token: u32, position: usize, state: &[f32]| {
             let mut embedding = wide(&embeddings.1[token as usize * 48..][..48]);
             if zero_first && position == 0 {

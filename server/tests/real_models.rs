@@ -1,4 +1,5 @@
-//! Trained checkpoints over HTTP, with real text: conversations, tools, a schema, many requests on a small pool, speculation, LoRA.
+//! Trained checkpoints over HTTP, with real text: conversations, tools, a schema, many requests on a small pool, speculation, LoRA,
+//! embeddings.
 //! `cargo xtask real-models` fetches them; `engine/tests/real_models.rs` compares their numbers.
 
 use std::time::Duration;
@@ -221,4 +222,29 @@ fn an_adapter_changes_its_own_requests_and_no_other() {
         (with.join().unwrap(), without)
     });
     assert_eq!((&with["choices"], &without["choices"]), (&alone["choices"], &base["choices"]));
+}
+
+#[test]
+fn embeddings_of_a_trained_encoder_are_the_published_ones_and_long_texts_are_refused_or_cut() {
+    let Some(file) = file_for_tests("minilm") else { return };
+    let model = ModelSource::Folder(file.parent().unwrap().to_owned());
+    let server = serve(EngineConfig { model, activations: RoundActivations::Never, ..config() });
+    let expected = expected("minilm");
+    let rows = expected["rows"].as_array().unwrap();
+    let texts: Vec<&Value> = rows.iter().map(|row| &row["text"]).collect();
+    let found = server.ok("/v1/embeddings", json!({"input": texts}));
+    let numbers = |list: &Value| list.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
+    let close = |found: &Value, want: &Value, text: &Value| {
+        let (found, want) = (numbers(found), numbers(want));
+        let is_close = found.iter().zip(&want).all(|(a, b)| (a - b).abs() < 2e-4);
+        assert!(found.len() == want.len() && is_close, "{text}");
+    };
+    for (row, found) in rows.iter().zip(found["data"].as_array().unwrap()) {
+        close(&found["embedding"], &row["embedding"], &row["text"]);
+    }
+    let long = &expected["too_long"];
+    let refused = server.post("/v1/embeddings", &json!({"input": long["text"]}));
+    assert!(refused.status == 400 && refused.body.contains("256"), "{}", refused.body);
+    let cut = server.ok("/v1/embeddings", json!({"input": long["text"], "truncate_prompt_tokens": -1}));
+    close(&cut["data"][0]["embedding"], &long["embedding_truncated"], &long["text"]);
 }

@@ -162,12 +162,12 @@ pub fn folder() -> PathBuf {
     kernels::target(&workspace::root()).join("real-models")
 }
 
-/// Returns whether every decoder is present.
+/// Returns whether every checkpoint is present.
 pub(crate) fn are_present() -> bool {
-    DECODERS.iter().all(|name| RealModel::named(name).is_ok_and(|model| model.is_in(&folder())))
+    ALL.iter().all(|model| model.is_in(&folder()))
 }
 
-/// Returns the GGUF file of a decoder, or reports that the calling test cannot run.
+/// Returns the first file of a checkpoint, of a decoder its GGUF file, or reports that the calling test cannot run.
 ///
 /// # Panics
 /// `QUIRE_REQUIRE` asks for the checkpoints, or the name is unknown.
@@ -180,7 +180,7 @@ pub fn file_for_tests(name: &str) -> Option<PathBuf> {
     None
 }
 
-/// Returns the expected values of a decoder.
+/// Returns the expected values of a checkpoint.
 ///
 /// # Panics
 /// They cannot be read: the tree is incomplete.

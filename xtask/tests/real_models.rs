@@ -97,4 +97,5 @@ fn an_unknown_name_is_refused_with_those_that_exist() {
     for name in real_models::DECODERS {
         assert!(real_models::expected(name)["greedy"].is_array(), "{name}");
     }
+    assert!(real_models::expected("minilm")["rows"].is_array());
 }

@@ -26,6 +26,8 @@ pub struct BothSides<'a> {
     /// Added to scores by the distance from query to key: `[heads, 2 * reach + 1]`, the distance `-reach` first. Greater distances
     /// count as `reach`. Empty: nothing.
     pub by_distance: &'a [f32],
+    /// Slopes of ALiBi, `[heads]`: a score is decreased by the slope times the distance. Empty: nothing.
+    pub slopes: &'a [f32],
 }
 
 thread_local! {
@@ -37,7 +39,7 @@ thread_local! {
 /// ```
 /// use attention_kernels::layer::{BothSides, both_sides};
 /// let layer = BothSides {
-///     heads: (1, 1), head_dim: 1, stride: 3, scale: 1.0, soft_cap: None, window: None, by_distance: &[],
+///     heads: (1, 1), head_dim: 1, stride: 3, scale: 1.0, soft_cap: None, window: None, by_distance: &[], slopes: &[],
 /// };
 /// // Two rows of query, key and value. Equal scores: the mean of the values.
 /// let rows = [0.0, 1.0, 4.0, 0.0, 2.0, 8.0];
@@ -87,7 +89,7 @@ fn attend<L: Lanes>(layer: BothSides<'_>, rows: &[f32], row: usize, buffer: &mut
 fn distance_bias(layer: BothSides<'_>, head: usize, row: usize, at: usize) -> f32 {
     let width = layer.by_distance.len() / layer.heads.0;
     if width == 0 {
-        return 0.0;
+        return layer.slopes.get(head).map_or(0.0, |slope| -slope * row.abs_diff(at) as f32);
     }
     let reach = width / 2;
     layer.by_distance[head * width + (at + reach).saturating_sub(row).min(2 * reach)]

@@ -22,7 +22,9 @@ pub(crate) fn measure(
 ) -> Result<u64, KernelError> {
     // A step that runs as a graph keeps no states for a predictor.
     let keeps_states = draft.is_some_and(OpenedDraft::is_predictor);
-    if engine.enforce_eager || keeps_states || device.profile().is_some() {
+    // An encoder has no decode steps.
+    let is_encoder = model.decoder().is_encoder();
+    if engine.enforce_eager || keeps_states || is_encoder || device.profile().is_some() {
         return Ok(0);
     }
     model.use_graphs(engine.max_num_seqs, engine.most_drafts());

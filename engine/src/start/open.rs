@@ -223,7 +223,7 @@ const PROVEN: (u32, u32) = (9, 0);
 fn unproven(engine: &EngineConfig, gpu: &dyn Device) -> Option<String> {
     let found = gpu.compute_capability().filter(|found| *found != PROVEN);
     if declare(engine).is_ok_and(|config| config.decoder.is_encoder()) {
-        return Some("encoders have no kernels for GPUs".to_string());
+        return Some("encoders have not passed the tests on a GPU".to_string());
     }
     if let Some((major, minor)) = found {
         return Some(format!("no GPU of compute capability {major}.{minor} has passed the tests"));

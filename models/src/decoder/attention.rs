@@ -44,7 +44,7 @@ pub struct Attention {
     /// Sliding window. `Some(w)`: position i attends only to positions i-w+1..=i. `None`: to the whole context.
     pub window: Option<usize>,
     /// Whether a position also attends to those behind it, with a window to positions less than w away. Such a layer has no cache:
-    /// all rows of a sequence are in one step. Sinks, ALiBi and blocks of the context are for the other layers.
+    /// all rows of a sequence are in one step. Sinks and blocks of the context are for the other layers.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub both_sides: bool,
     /// What is added to the scores of a layer that sees both sides.
@@ -58,7 +58,8 @@ pub struct Attention {
     pub scale: f32,
     /// `Some(c)`: a score s becomes `c * tanh(s / c)`.
     pub soft_cap: Option<f32>,
-    /// Slopes of ALiBi (Press et al., 2022), one per head: a score is increased by `slope * (key position - query position)`.
+    /// Slopes of ALiBi (Press et al., 2022), one per head: a score is increased by `slope * (key position - query position)`, in a
+    /// layer that sees both sides decreased by `slope * distance`.
     pub alibi_slopes: Option<Vec<f32>>,
     /// Name of the attention sinks: a learned logit per head that takes part in the softmax and attends to nothing.
     pub sinks: Option<String>,

@@ -49,7 +49,11 @@ impl fmt::Display for Decoder {
             Node { text, children }
         }));
         children.extend(self.final_norm.iter().map(|it| norm("final norm", it)));
-        children.extend(self.head.projection.iter().map(|it| linear("head input", it)));
+        children.extend(self.head.projection.iter().map(|it| {
+            let mut node = linear("head input", it);
+            node.text += &self.head.activation.map_or(String::new(), |activation| format!(", {activation:?}"));
+            node
+        }));
         let mut head = match &self.head.linear {
             Some(head) => linear("head", head),
             None => Node::new("head", "the embedding", Vec::new()),

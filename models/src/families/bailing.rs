@@ -1,14 +1,22 @@
 //! Ling and Ring V2: the layers of Llama with packed projections, norms of query and key heads, RoPE on a part of each head, and from
-//! some layer on the experts of DeepSeek V3.
+//! some layer on the experts of DeepSeek V3. A layer behind the last one predicts a further token.
 
 use super::sizes::{self, MAX_LAYERS, MAX_WIDTH};
-use super::{Common, Decoder, Family, Fields, LoadError, Mixer, Packing, RopeDefaults, Routing, Spec, deepseek};
+use super::{Common, Decoder, Family, Fields, Layer, LoadError, Mixer, Packing, RopeDefaults, Routing, Spec, deepseek};
 use super::{Scores, experts};
 
 pub(super) const FAMILIES: &[Family] = &[Family {
     architectures: &["BailingMoeV2ForCausalLM"],
     model_types: &["bailing_moe_v2"],
-    declare,
+    declare: |fields, max_positions| {
+        let (common, layer) = layers(fields, max_positions)?;
+        Ok(common.decoder(layer))
+    },
+    predict: |fields, max_positions| {
+        let (common, layer) = layers(fields, max_positions)?;
+        let predictor = deepseek::predictor_normed(fields, &common, layer, "final_layernorm")?;
+        Ok(predictor.map(Decoder::continuing_normed))
+    },
     largest: "inclusionAI/Ring-1T",
     ..Family::BASE
 }];
@@ -19,7 +27,8 @@ const SPEC: Spec = Spec {
     ..Spec::LLAMA
 };
 
-fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {
+/// What builds a layer, given its number.
+fn layers(fields: &Fields<'_>, max_positions: usize) -> Result<(Common, impl Fn(usize) -> Layer), LoadError> {
     let dims = fields.get("rotary_dim").map(|_| ("rotary_dim", 0));
     let rope = SPEC.rope.map(|rope| RopeDefaults { dims, ..rope });
     let common = Common::read(fields, max_positions, Spec { rope, ..SPEC })?;
@@ -49,20 +58,22 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
     let shared = fields.integer("num_shared_experts", 0..=64)?.unwrap_or(1) as usize;
     let stated = sizes::optional(fields, "moe_shared_expert_intermediate_size", MAX_WIDTH)?;
-    Ok(common.decoder(|layer| {
-        let module = common.at(layer, "attention");
-        let mut attention = common.attention_of(module, Packing::Rows("query_key_value"), "dense");
+    let parts = common.clone();
+    let layer = move |layer| {
+        let module = parts.at(layer, "attention");
+        let mut attention = parts.attention_of(module, Packing::Rows("query_key_value"), "dense");
         attention = attention.biased(qkv_bias, bias);
         if head_norms {
-            attention = attention.head_normed(&common, ["query_layernorm", "key_layernorm"]);
+            attention = attention.head_normed(&parts, ["query_layernorm", "key_layernorm"]);
         }
         let mlp = match layer < first_sparse {
-            true => Mixer::Mlp(common.mlp(layer)),
+            true => Mixer::Mlp(parts.mlp(layer)),
             false => {
                 let shared = shared * stated.unwrap_or(width);
-                Mixer::Experts(deepseek::mixture(&common, layer, &routing, count, width, shared))
+                Mixer::Experts(deepseek::mixture(&parts, layer, &routing, count, width, shared))
             }
         };
-        common.layer(layer, attention, mlp)
-    }))
+        parts.layer(layer, attention, mlp)
+    };
+    Ok((common, layer))
 }

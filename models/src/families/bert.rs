@@ -6,7 +6,8 @@
 
 use super::sizes::{self, MAX_POSITIONS, MAX_VOCAB};
 use super::{
-    Activation, Common, Decoder, Dense, DenseActivation, Family, Fields, LoadError, Mixer, Packing, Pooling, Role, Spec,
+    Activation, Common, Decoder, Dense, DenseActivation, Family, Fields, LoadError, Mixer, Packing, Pooling, Role,
+    Spec, labels,
 };
 use crate::decoder::{Distances, Linear, Part};
 
@@ -16,8 +17,10 @@ pub(super) const FAMILIES: &[Family] = &[
         model_types: &["bert"],
         positions: (&["max_position_embeddings"], Some(512)),
         declare: |fields, max_positions| declare(fields, max_positions, &BERT),
-        classify: |_, hidden, labels| {
-            Ok(layers(hidden, labels, ["bert.pooler.dense", "classifier"], DenseActivation::Tanh))
+        classify: |fields, hidden, count| {
+            // GGUF files of DistilBERT have its classifier under BERT's names.
+            let activation = labels::activation(fields, DenseActivation::Tanh)?;
+            Ok(layers(hidden, count, ["bert.pooler.dense", "classifier"], activation))
         },
         pool_classes: |_| Ok(Pooling::Cls),
         encoder: true,
@@ -88,7 +91,7 @@ struct Kind {
     distances: Option<&'static str>,
 }
 
-const SPEC: Spec = Spec {
+pub(super) const SPEC: Spec = Spec {
     sizes: &[
         ("vocab_size", 30_522),
         ("hidden_size", 768),
@@ -150,6 +153,10 @@ const REACH: usize = 128;
 
 fn declare(fields: &Fields<'_>, max_positions: usize, kind: &Kind) -> Result<Decoder, LoadError> {
     let common = Common::read(fields, max_positions, kind.spec)?;
+    if fields.get("lora_adaptations").is_some() {
+        let expected = "null: encoders with an adapter for each task, as jina-embeddings-v3, are not supported";
+        return Err(fields.wrong("lora_adaptations", expected));
+    }
     if fields.string("position_embedding_type")?.is_some_and(|found| found != "absolute") {
         return Err(fields.wrong("position_embedding_type", "\"absolute\""));
     }

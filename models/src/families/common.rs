@@ -236,6 +236,7 @@ impl Common {
             final_norm: Some(self.norm(format!("{root}.{final_norm}"))),
             head: Head {
                 projection: None,
+                activation: None,
                 linear: (!self.tied).then_some(head),
                 scale: 1.0,
                 soft_cap: None,
@@ -422,6 +423,16 @@ impl Common {
             plus_one: self.spec.norm_plus_one,
             factor: 1.0,
         }
+    }
+}
+
+impl Decoder {
+    /// The same predictor, which reads every embedding and continues with its output after the final norm.
+    pub(super) fn continuing_normed(mut self) -> Decoder {
+        if let Some(beside) = &mut self.embedding.beside {
+            (beside.zero_first, beside.continues_normed) = (false, true);
+        }
+        self
     }
 }
 

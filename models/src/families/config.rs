@@ -11,7 +11,7 @@ use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
 use crate::checkpoint::files::ModelFiles;
 use crate::checkpoint::quantized::config::QuantizationConfig;
-use crate::decoder::{Classifier, Decoder, Mixer};
+use crate::decoder::{Classifier, Decoder, Dense, Linear, Mixer, Part, Role};
 use crate::pooling::{self, Dimensions};
 
 const FILE: &str = "config.json";
@@ -83,7 +83,14 @@ impl ModelConfig {
         if extent == Extent::Classifier {
             let (labels, scores) = labels::read(&fields)?;
             let pooling = (family.pool_classes)(&fields)?;
-            let layers = (family.classify)(&fields, decoder.hidden_size(), labels.len())?;
+            let mut layers = (family.classify)(&fields, decoder.hidden_size(), labels.len())?;
+            let late = (family.late)(&fields)?.filter(|_| layers.len() > 1);
+            if late.is_some() {
+                let Dense { name, outputs, inputs, bias, .. } = layers.remove(0);
+                let first = Linear::new(inputs, Role::Replicated, [Part::new(name, outputs)]);
+                decoder.head.projection = Some(Linear { adapters: false, bias, ..first });
+                decoder.head.activation = late;
+            }
             decoder.head.classifier = Some(Classifier { pooling, layers, labels, scores });
         }
         // Some rows of a table of positions may lie before that of the first token, and texts may be limited to fewer tokens.

@@ -134,9 +134,19 @@ pub(super) fn predictor(
     common: &Common,
     layer: impl Fn(usize) -> Layer,
 ) -> Result<Option<Decoder>, LoadError> {
+    predictor_normed(fields, common, layer, "shared_head.norm")
+}
+
+/// [`predictor`] with another name of the norm of its output.
+pub(super) fn predictor_normed(
+    fields: &Fields<'_>,
+    common: &Common,
+    layer: impl Fn(usize) -> Layer,
+    norm: &str,
+) -> Result<Option<Decoder>, LoadError> {
     let count = fields.integer("num_nextn_predict_layers", 0..=MAX_LAYERS)?.unwrap_or(0);
     let number = common.num_layers;
-    let modules = ["enorm", "hnorm", "eh_proj", "shared_head.norm"].map(|name| common.at(number, name));
+    let modules = ["enorm", "hnorm", "eh_proj", norm].map(|name| common.at(number, name));
     Ok((count > 0).then(|| common.predictor(layer(number), modules)))
 }
 

@@ -162,11 +162,21 @@ fn head(fields: &Fields<'_>, weights: &Weights, common: &Common, target: &Decode
     if !own && rows == common.vocab_size && common.hidden_size == target.hidden_size() {
         let linear = target.head.linear.clone().or(Some(target.embedding.tokens.clone()));
         let (tokens, masked, classifier) = (None, Vec::new(), None);
-        return Ok(Head { projection: None, linear, scale: 1.0, soft_cap: None, tokens, masked, classifier });
+        return Ok(Head {
+            projection: None,
+            activation: None,
+            linear,
+            scale: 1.0,
+            soft_cap: None,
+            tokens,
+            masked,
+            classifier,
+        });
     }
     let linear = Linear::new(common.hidden_size, Role::Column, [Part::new("lm_head", rows)]);
     let linear = Some(Linear { adapters: false, ..linear });
     let scale = fields.float("logit_scale", "a number above 0", |scale| scale > 0.0)?.unwrap_or(1.0) as f32;
     let tokens = (rows < common.vocab_size).then(|| "d2t".to_string());
-    Ok(Head { projection: None, linear, scale, soft_cap: None, tokens, masked: Vec::new(), classifier: None })
+    let masked = Vec::new();
+    Ok(Head { projection: None, activation: None, linear, scale, soft_cap: None, tokens, masked, classifier: None })
 }

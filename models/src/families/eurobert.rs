@@ -1,6 +1,8 @@
 //! EuroBERT: the layers of Llama as an encoder.
 
-use super::{Common, Decoder, DenseActivation, Family, Fields, LoadError, Pooling, RopeDefaults, Spec, bert};
+use super::{
+    Activation, Common, Decoder, DenseActivation, Family, Fields, LoadError, Pooling, RopeDefaults, Spec, bert,
+};
 
 pub(super) const FAMILIES: &[Family] = &[Family {
     architectures: &["EuroBertModel", "EuroBertForMaskedLM", "EuroBertForSequenceClassification"],
@@ -8,7 +10,8 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     positions: (&["max_position_embeddings"], Some(8192)),
     declare,
     classify: |_, hidden, labels| Ok(bert::layers(hidden, labels, ["dense", "classifier"], DenseActivation::Gelu)),
-    pool_classes,
+    pool_classes: |fields| Ok(pooling(fields)?.unwrap_or(Pooling::Mean)),
+    late: |fields| Ok(pooling(fields)?.is_none().then_some(Activation::Gelu)),
     encoder: true,
     largest: "EuroBERT/EuroBERT-2.1B",
     ..Family::BASE
@@ -27,15 +30,16 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     }))
 }
 
-fn pool_classes(fields: &Fields<'_>) -> Result<Pooling, LoadError> {
+/// How a classifier pools hidden states; `None`: their logits have a mean, which is what the last layer makes of the mean of its inputs.
+fn pooling(fields: &Fields<'_>) -> Result<Option<Pooling>, LoadError> {
     // The key of the checkpoints that came with code of their own.
     let older = "clf_pooling";
     let key = if fields.get(older).is_some() { older } else { "classifier_pooling" };
-    let expected = "\"bos\" or \"mean\": means of the logits of all tokens (\"late\", the default) are not supported";
-    let named = fields.read(key, expected, |value| match value.as_str()? {
-        "bos" => Some(Pooling::Cls),
-        "mean" => Some(Pooling::Mean),
+    let named = fields.read(key, "\"bos\", \"mean\" or \"late\"", |value| match value.as_str()? {
+        "bos" => Some(Some(Pooling::Cls)),
+        "mean" => Some(Some(Pooling::Mean)),
+        "late" => Some(None),
         _ => None,
     })?;
-    named.ok_or_else(|| fields.wrong(key, expected))
+    Ok(named.flatten())
 }

@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::sizes::{self, MAX_WIDTH};
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::fields::Fields;
+use crate::decoder::DenseActivation;
 use crate::pooling::{Dimensions, ScoreFunction};
 
 /// Greatest number of labels.
@@ -51,6 +52,12 @@ fn function(fields: &Fields<'_>, labels: usize) -> Result<ScoreFunction, LoadErr
     let older = stored(fields, "sbert_ce_default_activation_function")?;
     let newer = fields.object("sentence_transformers")?.map(|inner| stored(&inner, "activation_fn")).transpose()?;
     Ok(of_problem.or(newer.flatten()).or(older).unwrap_or(usual))
+}
+
+/// The activation of the layer before that of the labels.
+pub(super) fn activation(fields: &Fields<'_>, usual: DenseActivation) -> Result<DenseActivation, LoadError> {
+    let read = |value: &Value| DenseActivation::named(value.as_str()?);
+    Ok(fields.read("classifier_activation", DenseActivation::NAMES, read)?.unwrap_or(usual))
 }
 
 /// To which lengths embeddings may be cut (Kusupati et al., "Matryoshka Representation Learning", 2022).

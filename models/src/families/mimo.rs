@@ -1,14 +1,16 @@
 //! MiMo-V2-Flash: layers with a window and attention sinks between layers that see everything, with other numbers of heads, values that are
-//! narrower than keys, and the experts of DeepSeek V3 in all layers but the first.
+//! narrower than keys, and the experts of DeepSeek V3 in all layers but the first. A layer with a window and a plain network predicts a
+//! further token.
 
 use super::rope::{self, RopeDefaults};
-use super::sizes::{self, MAX_HEAD_DIM, MAX_HEADS, MAX_POSITIONS, MAX_WIDTH, positive};
-use super::{Attention, Common, Decoder, Family, Fields, Heads, LoadError, Mixer, Part, Spec, deepseek};
+use super::sizes::{self, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_POSITIONS, MAX_WIDTH, positive};
+use super::{Attention, Common, Decoder, Family, Fields, Heads, Layer, LoadError, Mixer, Part, Spec, deepseek};
 
 pub(super) const FAMILIES: &[Family] = &[Family {
     architectures: &["MiMoV2FlashForCausalLM"],
     model_types: &["mimo_v2_flash"],
     declare,
+    predict,
     largest: "XiaomiMiMo/MiMo-V2-Flash (309B)",
     ..Family::BASE
 }];
@@ -55,7 +57,17 @@ const SLIDING: Keys = Keys {
     layer_type: "sliding_attention",
 };
 
-fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {
+/// What all layers have.
+struct Shared {
+    common: Common,
+    bias: bool,
+    /// Layers without a window, and with one.
+    full: Kind,
+    sliding: Kind,
+    value_scale: f32,
+}
+
+fn shared(fields: &Fields<'_>, max_positions: usize) -> Result<Shared, LoadError> {
     let mut common = Common::read(fields, max_positions, SPEC)?;
     if let Some(eps) = positive(fields, "rms_norm_eps")?.filter(|_| fields.get(SPEC.eps.0).is_none()) {
         common.eps = eps as f32;
@@ -68,6 +80,13 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     let window = sizes::optional(fields, "sliding_window", MAX_POSITIONS)?;
     let also = sizes::optional(fields, "sliding_window_size", MAX_POSITIONS)?;
     sliding.window = window.or(also).or(Some(128));
+    let value_scale = positive(fields, "attention_value_scale")?.unwrap_or(1.0) as f32;
+    Ok(Shared { common, bias, full, sliding, value_scale })
+}
+
+fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {
+    let all = shared(fields, max_positions)?;
+    let common = &all.common;
     // That of another kind of attention.
     fields.get("attention_chunk_size");
     let (count, routing) = deepseek::routing_v3(fields, [1, 1])?;
@@ -77,18 +96,39 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     let is_sparse = flags(fields, ["mlp_layer_types", "moe_layer_freq"], common.num_layers, &types)?;
     let width = sizes::required(fields, "moe_intermediate_size", MAX_WIDTH)?;
     let shared = width * fields.integer("n_shared_experts", 0..=64)?.unwrap_or(0) as usize;
-    let value_scale = positive(fields, "attention_value_scale")?.unwrap_or(1.0) as f32;
     Ok(common.decoder(|layer| {
-        let kind = if slides[layer] { &sliding } else { &full };
+        let kind = if slides[layer] { &all.sliding } else { &all.full };
         let mlp = match is_sparse[layer] {
             false => Mixer::Mlp(common.mlp(layer)),
-            true => Mixer::Experts(deepseek::mixture(&common, layer, &routing, count, width, shared)),
+            true => Mixer::Experts(deepseek::mixture(common, layer, &routing, count, width, shared)),
         };
-        let mut declared = common.layer(layer, kind.attention(layer).biased(bias, false), mlp);
-        // Outputs are linear in the values.
-        declared.branches[0].scale = value_scale;
-        declared
+        all.layer(kind, layer, "post_attention_layernorm", mlp)
     }))
+}
+
+/// The first of the predictors, under names of its own. The configuration does not say how many there are: three in all checkpoints.
+fn predict(fields: &Fields<'_>, max_positions: usize) -> Result<Option<Decoder>, LoadError> {
+    if fields.integer("num_nextn_predict_layers", 0..=MAX_LAYERS)? == Some(0) {
+        return Ok(None);
+    }
+    let mut all = shared(fields, max_positions)?;
+    let common = all.common.clone();
+    for own in [&mut all.common, &mut all.sliding.common] {
+        own.spec.root = "model.mtp";
+    }
+    let layer = all.layer(&all.sliding, 0, "pre_mlp_layernorm", Mixer::Mlp(all.common.mlp(0)));
+    let modules = ["enorm", "hnorm", "eh_proj", "final_layernorm"].map(|name| all.common.at(0, name));
+    Ok(Some(common.predictor(layer, modules).continuing_normed()))
+}
+
+impl Shared {
+    fn layer(&self, kind: &Kind, layer: usize, second_norm: &str, mlp: Mixer) -> Layer {
+        let attention = kind.attention(layer).biased(self.bias, false);
+        let mut declared = self.common.layer_with(layer, ["input_layernorm", second_norm], attention, mlp);
+        // Outputs are linear in the values.
+        declared.branches[0].scale = self.value_scale;
+        declared
+    }
 }
 
 impl Kind {

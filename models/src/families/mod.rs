@@ -39,6 +39,7 @@ mod hunyuan;
 mod indexer;
 mod internlm2;
 mod jamba;
+mod jina;
 mod kimi;
 mod labels;
 mod lfm2;
@@ -110,6 +111,8 @@ pub(crate) struct Family {
     pub classify: fn(&Fields<'_>, usize, usize) -> Result<Vec<Dense>, LoadError>,
     /// How a classifier pools hidden states.
     pub pool_classes: fn(&Fields<'_>) -> Result<Pooling, LoadError>,
+    /// Activation of the first layer of a classifier, if the rows of all tokens go through it before they are pooled.
+    pub late: fn(&Fields<'_>) -> Result<Option<Activation>, LoadError>,
     /// Whether it is a family of encoders, which have no output layer for tokens.
     pub encoder: bool,
     /// Reference cases whose results the tests compare.
@@ -130,6 +133,7 @@ impl Family {
         predict: |_, _| Ok(None),
         classify: |_, hidden, labels| Ok(vec![Dense::new("score", labels, hidden)]),
         pool_classes: |_| Ok(Pooling::Last),
+        late: |_| Ok(None),
         encoder: false,
         reference: &[],
         largest: "",
@@ -195,6 +199,7 @@ const FAMILIES: &[&[Family]] = &[
     eurobert::FAMILIES,
     gte::FAMILIES,
     nomic_bert::FAMILIES,
+    jina::FAMILIES,
 ];
 
 /// All supported families, in the order of the documentation.

@@ -4,7 +4,7 @@
 use super::sizes::{self, MAX_LAYERS, MAX_POSITIONS};
 use super::{
     Activation, Common, Decoder, Dense, DenseActivation, Family, Fields, LoadError, Packing, Pooling, RopeDefaults,
-    Spec, rope,
+    Spec, labels, rope,
 };
 
 pub(super) const FAMILIES: &[Family] = &[Family {
@@ -74,15 +74,14 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     Ok(decoder)
 }
 
-fn classify(fields: &Fields<'_>, hidden: usize, labels: usize) -> Result<Vec<Dense>, LoadError> {
-    let activation = fields
-        .read("classifier_activation", DenseActivation::NAMES, |value| DenseActivation::named(value.as_str()?))?;
+fn classify(fields: &Fields<'_>, hidden: usize, count: usize) -> Result<Vec<Dense>, LoadError> {
+    let activation = labels::activation(fields, DenseActivation::Gelu)?;
     let bias = fields.boolean("classifier_bias")?.unwrap_or(false);
     let spec = Spec { norm_bias: fields.boolean("norm_bias")?.unwrap_or(false), ..SPEC };
     let common = Common::read(fields, 1, spec)?;
-    let head = Dense::new("head.dense", hidden, hidden).activated(bias, activation.unwrap_or(DenseActivation::Gelu));
+    let head = Dense::new("head.dense", hidden, hidden).activated(bias, activation);
     let head = Dense { norm: Some(common.norm("head.norm".to_string())), ..head };
-    Ok(vec![head, Dense::new("classifier", labels, hidden).activated(true, DenseActivation::Identity)])
+    Ok(vec![head, Dense::new("classifier", count, hidden).activated(true, DenseActivation::Identity)])
 }
 
 fn pool_classes(fields: &Fields<'_>) -> Result<Pooling, LoadError> {

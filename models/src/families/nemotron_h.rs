@@ -1,5 +1,5 @@
 //! Nemotron-H and Nemotron Nano 2 and 3: one mixer in each layer, which is Mamba-2, attention without positions, a feed-forward
-//! network without a gate, or a mixture of such networks.
+//! network without a gate, or a mixture of such networks. A predictor of a further token has one layer with several mixers.
 
 use super::deepseek;
 use super::experts;
@@ -15,6 +15,7 @@ pub(super) const FAMILIES: &[Family] = &[Family {
     model_types: &["nemotron_h"],
     positions: (&["max_position_embeddings"], Some(4096)),
     declare,
+    predict,
     reference: &["nemotron-h"],
     largest: "nvidia/Nemotron-H-56B-Base-8K",
     ..Family::BASE
@@ -53,20 +54,31 @@ enum Kind {
     Experts,
 }
 
-fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {
+/// The keys of the mixers of all layers, and of those of the predictor: a list, and a text.
+const PATTERN: [&str; 2] = ["layers_block_type", "hybrid_override_pattern"];
+const OF_PREDICTOR: [&str; 2] = ["mtp_layers_block_type", "mtp_hybrid_override_pattern"];
+
+fn common(fields: &Fields<'_>, max_positions: usize) -> Result<Common, LoadError> {
     let mut common = Common::read(fields, max_positions, SPEC)?;
-    let (key, kinds) = kinds(fields)?;
-    let mixture = if kinds.contains(&Kind::Experts) { Some(Mixture::read(fields)?) } else { None };
-    if !fields.is_absent("num_hidden_layers") && common.num_layers != kinds.len() {
-        return Err(fields.wrong("num_hidden_layers", format!("{}, the number of layers of `{key}`", kinds.len())));
-    }
-    common.num_layers = kinds.len();
-    sizes::check_attention(fields, key, kinds.contains(&Kind::Attention))?;
     // Older files name it so.
     let older = sizes::optional(fields, "attention_head_dim", MAX_HEAD_DIM)?;
     if let Some(dim) = older.filter(|_| fields.get("head_dim").is_none()) {
         common.heads.head_dim = dim;
     }
+    Ok(common)
+}
+
+fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadError> {
+    let mut common = common(fields, max_positions)?;
+    let (key, kinds) = match kinds(fields, PATTERN)? {
+        Some(found) => found,
+        None => return Err(fields.wrong(PATTERN[1], SPELLED)),
+    };
+    if !fields.is_absent("num_hidden_layers") && common.num_layers != kinds.len() {
+        return Err(fields.wrong("num_hidden_layers", format!("{}, the number of layers of `{key}`", kinds.len())));
+    }
+    common.num_layers = kinds.len();
+    sizes::check_attention(fields, key, kinds.contains(&Kind::Attention))?;
     for copy in ["rms_norm_eps", "norm_eps"] {
         if sizes::positive(fields, copy)?.is_some_and(|eps| eps as f32 != common.eps) {
             return Err(fields.wrong(copy, "the value of `layer_norm_epsilon`"));
@@ -75,8 +87,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     if !matches!(fields.string("mamba_hidden_act")?, None | Some("silu")) {
         return Err(fields.wrong("mamba_hidden_act", "\"silu\""));
     }
-    let attention_bias = fields.boolean("attention_bias")?.unwrap_or(false);
-    let mlp_bias = fields.boolean("mlp_bias")?.unwrap_or(false);
+    let mixers = Mixers::read(fields, &kinds)?;
     let head_dim = sizes::optional(fields, "mamba_head_dim", MAX_HEAD_DIM)?.unwrap_or(64);
     let mut state_space = StateSpace::read(fields, &KEYS, 8, head_dim)?;
     state_space.norm_groups = state_space.groups;
@@ -88,24 +99,78 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
         fields.get(key);
     }
     Ok(common.decoder(|layer| {
-        let module = common.at(layer, "mixer");
-        let mixer = match (kinds[layer], &mixture) {
-            (Kind::StateSpace, _) => Mixer::Recurrent(state_space.layer(&common, &module)),
-            (Kind::Attention, _) => {
-                let packing = Packing::Separate(["q_proj", "k_proj", "v_proj"]);
-                let attention = common.attention_of(module, packing, "o_proj");
-                Mixer::Attention(attention.biased(attention_bias, attention_bias))
+        let branch = match kinds[layer] {
+            Kind::StateSpace => {
+                let mixer = Mixer::Recurrent(state_space.layer(&common, &common.at(layer, "mixer")));
+                Branch::new(common.norm(common.at(layer, "norm")), mixer)
             }
-            (Kind::Experts, Some(mixture)) => mixture.layer(&common, &module, mlp_bias),
-            _ => Mixer::Mlp(common.plain(module, NETWORK).biased(mlp_bias)),
+            kind => mixers.branch(&common, layer, kind),
         };
-        let branches = vec![Branch::new(common.norm(common.at(layer, "norm")), mixer)];
-        Layer::new(branches)
+        Layer::new(vec![branch])
     }))
 }
 
-/// The key that states the mixers of all layers, and these.
-fn kinds(fields: &Fields<'_>) -> Result<(&'static str, Vec<Kind>), LoadError> {
+/// The predictor: the mixers of a pattern of its own, each under the name of a layer. The first has the projection of the token and the
+/// state, the last the norm of the output.
+fn predict(fields: &Fields<'_>, max_positions: usize) -> Result<Option<Decoder>, LoadError> {
+    let stated = kinds(fields, OF_PREDICTOR)?;
+    if fields.integer("num_nextn_predict_layers", 0..=MAX_LAYERS)?.unwrap_or(0) == 0 {
+        return Ok(None);
+    }
+    let common = common(fields, max_positions)?;
+    let (key, kinds) = stated.unwrap_or((OF_PREDICTOR[1], vec![Kind::Attention, Kind::Experts]));
+    if kinds.contains(&Kind::StateSpace) {
+        return Err(fields.wrong(key, "attention, networks and experts: predictors with states are not supported"));
+    }
+    let mixers = Mixers::read(fields, &kinds)?;
+    let own = Common { spec: Spec { root: "mtp", ..common.spec }, ..common.clone() };
+    let branches = kinds.iter().enumerate().map(|(layer, kind)| mixers.branch(&own, layer, *kind));
+    let [token, state, projection] = ["enorm", "hnorm", "eh_proj"].map(|name| own.at(0, name));
+    let modules = [token, state, projection, own.at(kinds.len() - 1, "final_layernorm")];
+    Ok(Some(common.predictor(Layer::new(branches.collect()), modules).continuing_normed()))
+}
+
+/// The mixers without states.
+struct Mixers {
+    attention_bias: bool,
+    mlp_bias: bool,
+    /// The experts, if a layer has some.
+    mixture: Option<Mixture>,
+}
+
+impl Mixers {
+    fn read(fields: &Fields<'_>, kinds: &[Kind]) -> Result<Mixers, LoadError> {
+        let flag = |key: &str| Ok::<_, LoadError>(fields.boolean(key)?.unwrap_or(false));
+        Ok(Mixers {
+            mixture: if kinds.contains(&Kind::Experts) { Some(Mixture::read(fields)?) } else { None },
+            attention_bias: flag("attention_bias")?,
+            mlp_bias: flag("mlp_bias")?,
+        })
+    }
+
+    fn branch(&self, common: &Common, layer: usize, kind: Kind) -> Branch {
+        let module = common.at(layer, "mixer");
+        let mixer = match (kind, &self.mixture) {
+            (Kind::Attention, _) => {
+                let packing = Packing::Separate(["q_proj", "k_proj", "v_proj"]);
+                let attention = common.attention_of(module, packing, "o_proj");
+                Mixer::Attention(attention.biased(self.attention_bias, self.attention_bias))
+            }
+            (Kind::Experts, Some(mixture)) => mixture.layer(common, &module, self.mlp_bias),
+            _ => Mixer::Mlp(common.plain(module, NETWORK).biased(self.mlp_bias)),
+        };
+        Branch::new(common.norm(common.at(layer, "norm")), mixer)
+    }
+}
+
+/// What a text with the mixers of all layers is.
+const SPELLED: &str = "a text with a letter for each layer: M, *, - and E";
+
+/// Which of these keys states mixers, and these; `None` if neither is there.
+fn kinds(
+    fields: &Fields<'_>,
+    [list, pattern]: [&'static str; 2],
+) -> Result<Option<(&'static str, Vec<Kind>)>, LoadError> {
     let listed = |value: &serde_json::Value| {
         let kind = |name: &serde_json::Value| match name.as_str()? {
             "mamba" | "linear_attention" => Some(Kind::StateSpace),
@@ -127,14 +192,12 @@ fn kinds(fields: &Fields<'_>) -> Result<(&'static str, Vec<Kind>), LoadError> {
         value.as_str()?.chars().map(kind).collect::<Option<Vec<_>>>()
     };
     let fits = |kinds: Vec<Kind>| Some(kinds).filter(|kinds| (1..=MAX_LAYERS as usize).contains(&kinds.len()));
-    let (list, pattern) = ("layers_block_type", "hybrid_override_pattern");
     let expected = "a list of \"mamba\", \"attention\", \"mlp\" and \"moe\"";
     if let Some(kinds) = fields.read(list, expected, |value| listed(value).and_then(fits))? {
-        return Ok((list, kinds));
+        return Ok(Some((list, kinds)));
     }
-    let expected = "a text with a letter for each layer: M, *, - and E";
-    let kinds = fields.read(pattern, expected, |value| spelled(value).and_then(fits))?;
-    Ok((pattern, kinds.ok_or_else(|| fields.wrong(pattern, expected))?))
+    let kinds = fields.read(pattern, SPELLED, |value| spelled(value).and_then(fits))?;
+    Ok(kinds.map(|kinds| (pattern, kinds)))
 }
 
 /// Experts without a gate.

@@ -96,11 +96,7 @@ fn predict(fields: &Fields<'_>, max_positions: usize, generation: Generation) ->
     let build = Build { fields, common: &own, recurrent: &recurrent, bias, generation };
     let layer = build.layer(0, false, generation != Generation::Dense)?;
     let modules = ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"].map(|name| format!("mtp.{name}"));
-    let mut decoder = common.predictor(layer, modules);
-    if let Some(beside) = &mut decoder.embedding.beside {
-        (beside.zero_first, beside.continues_normed) = (false, true);
-    }
-    Ok(Some(decoder))
+    Ok(Some(common.predictor(layer, modules).continuing_normed()))
 }
 
 /// What a layer is built from.

@@ -15,7 +15,7 @@ use super::ops::{ChosenRows, HeadSizes, IndexRows};
 use super::ranks;
 use super::routing::Choices;
 use super::{chosen, recurrent, streams};
-use crate::decoder::{Heads, Latent, Rope};
+use crate::decoder::{Latent, Rope};
 use rows::{gather_rows, q8_rows};
 
 pub(super) struct Cpu {
@@ -224,15 +224,15 @@ impl LayerOps for Cpu {
         BothRows { layer, qkv, output }: BothRows<'_>,
     ) -> Result<(), KernelError> {
         let (declared, stride, rows) = (&layer.declared, layer.declared.row_width(), batch.tokens.len());
-        let Heads { num_heads, num_kv_heads, head_dim } = declared.heads;
         let shape = BothSides {
-            heads: (num_heads, num_kv_heads),
-            head_dim,
+            heads: (declared.heads.num_heads, declared.heads.num_kv_heads),
+            head_dim: declared.heads.head_dim,
             stride,
             scale: declared.scale,
             soft_cap: declared.soft_cap,
             window: declared.window,
             by_distance: layer.by_distance.as_ref().map_or(Ok(&[][..]), |table| table.host::<f32>())?,
+            slopes: declared.alibi_slopes.as_deref().unwrap_or_default(),
         };
         let (isa, width) = (self.isa, declared.attended_width());
         let qkv = &qkv.host::<f32>()?[..rows * stride];

@@ -12,13 +12,14 @@ use linear::{Matrix, Uploader};
 
 use super::adapters::Adapters;
 use super::kernels::{self as launch, NormArgs, QkNormRopeCacheArgs, RotateArgs};
+use super::launched_both::Sides;
 use super::launched_experts::ExpertMemory;
 use super::linear::Norm;
 use super::ops::{BothRows, ExpertRows, HeadProduct, LatentRows, LayerOps, Out, QkvRows, RecurrentRows, StreamRows};
 use super::ops::{ChosenRows, HeadSizes, IndexRows};
 use super::{
-    ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, launched_both, launched_chosen, launched_latent,
-    launched_recurrent, launched_streams,
+    ForwardBatch, LOGIT_ROWS, PageLayout, StepLimits, launched_chosen, launched_latent, launched_recurrent,
+    launched_streams,
 };
 use crate::decoder::{self, Activation, Decoder, Heads, NormKind, Rope};
 
@@ -37,6 +38,8 @@ pub(super) struct Launched {
     requested: Mirror,
     /// Number of drafts of each sequence; only for recurrent layers.
     drafts: Option<Mirror>,
+    /// Only for encoders.
+    sides: Option<Sides>,
     /// Logits and hidden states on the host.
     results: Pinned,
     /// The same converted to float32, if they have another type.
@@ -87,6 +90,7 @@ impl Launched {
             needed: indices(max_rows)?,
             requested: indices(LOGIT_ROWS)?,
             drafts: decoder.recurrent().next().map(|_| indices(0)).transpose()?,
+            sides: Sides::new(&**device, decoder, max_rows)?,
             results: device.pinned(LOGIT_ROWS * largest * size_of::<f32>())?,
             converted: Vec::new(),
             workspaces: Vec::new(),
@@ -106,6 +110,7 @@ impl Launched {
             + frequencies
             + experts
             + launched_chosen::bytes(decoder, limits)
+            + Sides::bytes(decoder, limits.max_rows)
     }
 }
 
@@ -132,11 +137,14 @@ impl LayerOps for Launched {
         fixed: Option<usize>,
         adapters: Option<&mut Adapters>,
     ) -> Result<(), KernelError> {
-        let Launched { tokens, positions, needed, drafts, workspaces, views, .. } = self;
+        let Launched { tokens, positions, needed, drafts, sides, workspaces, views, .. } = self;
         tokens.set(batch.tokens.iter().map(|token| token.to_ne_bytes()))?;
         positions.set(batch.positions.iter().map(|position| position.to_ne_bytes()))?;
         if let Some(rows) = &batch.needed {
             needed.set(rows.iter().map(|row| row.to_ne_bytes()))?;
+        }
+        if let Some(sides) = sides {
+            sides.set(batch)?;
         }
         if let Some(drafts) = drafts {
             drafts.set((0..batch.num_seqs()).map(|seq| batch.num_drafts(seq).to_ne_bytes()))?;
@@ -148,6 +156,7 @@ impl LayerOps for Launched {
             workspace.set(&group.attention, &group.slot_mapping, *window, fixed)?;
         }
         let arrays = [tokens, positions, needed].into_iter().chain(drafts);
+        let arrays = arrays.chain(sides.iter_mut().flat_map(Sides::arrays));
         let arrays = arrays.chain(workspaces.iter_mut().flat_map(Workspace::arrays));
         let arrays = arrays.chain(adapters.into_iter().flat_map(Adapters::arrays));
         self.upload.send(&*self.device, arrays)
@@ -195,12 +204,16 @@ impl LayerOps for Launched {
         launch::add_gathered_rows(&*self.device, self.dtype, numbers, indices, x, size)
     }
 
-    fn add_types(&self, _: &ForwardBatch, _: &Matrix, _: &mut Buffer) -> Result<(), KernelError> {
-        Err(launched_both::unsupported(&*self.device))
+    fn add_types(&self, batch: &ForwardBatch, table: &Matrix, x: &mut Buffer) -> Result<(), KernelError> {
+        let size = (batch.tokens.len(), table.k());
+        let numbers = table.numbers().ok_or(DeviceError::NoMatrices(self.device.name()))?;
+        let types = self.sides.as_ref().ok_or(NO_WORKSPACE)?.types();
+        launch::add_gathered_rows(&*self.device, self.dtype, numbers, (types, 0), x, size)
     }
 
-    fn attend_both(&self, _: &ForwardBatch, _: BothRows<'_>) -> Result<(), KernelError> {
-        Err(launched_both::unsupported(&*self.device))
+    fn attend_both(&self, batch: &ForwardBatch, args: BothRows<'_>) -> Result<(), KernelError> {
+        let rows = (self.positions.buffer(), batch.tokens.len());
+        self.sides.as_ref().ok_or(NO_WORKSPACE)?.attend(&*self.device, self.dtype, rows, args)
     }
 
     fn rope_table(&self, table: usize, batch: &ForwardBatch, out: &mut Buffer) -> Result<(), KernelError> {

@@ -490,9 +490,17 @@ impl Written {
             Some(_) => writer.norm(Register::Stream, Register::Branch),
             None => writer.ops.push(Op::Swap { a: Register::Stream, b: Register::Branch }),
         }
-        if decoder.head.projection.is_some() {
-            writer.linear(Register::Branch, Register::Held);
-            writer.ops.push(Op::Swap { a: Register::Held, b: Register::Branch });
+        match (&decoder.head.projection, decoder.head.activation) {
+            (Some(projection), Some(activation)) => {
+                writer.linear(Register::Branch, Register::GateUp);
+                let (width, to) = (projection.rows(), Register::Branch);
+                writer.ops.push(Op::Activate { activation, gated: false, width, to });
+            }
+            (Some(_), None) => {
+                writer.linear(Register::Branch, Register::Held);
+                writer.ops.push(Op::Swap { a: Register::Held, b: Register::Branch });
+            }
+            (None, _) => {}
         }
         let Writer { ops, ropes, attention, .. } = writer;
         Written { ops, ropes, attention }

@@ -101,14 +101,14 @@ fn value(name: &str, i: usize) -> f32 {
 pub type Tensors = BTreeMap<String, Tensor>;
 
 /// The names of tensors in files of an architecture. Layers and experts are `{}`.
-fn names(architecture: &str) -> BTreeMap<&'static str, &'static str> {
+pub fn names(architecture: &str) -> BTreeMap<&'static str, &'static str> {
     let lines = include_str!("names.txt").lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let of = lines.filter(|line| line[2..].contains(&architecture));
     of.map(|line| (line[0], line[1])).collect()
 }
 
 /// The name with `{}` for its first number, and that number.
-fn numbered(name: &str) -> (String, Option<usize>) {
+pub fn numbered(name: &str) -> (String, Option<usize>) {
     let parts: Vec<&str> = name.split('.').collect();
     let at = parts.iter().position(|part| part.parse::<usize>().is_ok());
     let number = at.map(|at| parts[at].parse().unwrap());
@@ -426,26 +426,7 @@ fn convert(case: &Case, tensors: &Tensors) -> (Tensors, BTreeMap<String, Vec<f32
         missing: Vec::new(),
     };
     for (name, tensor) in tensors {
-        // The predictor's names of Qwen3.5 are those of the layer behind the last one.
-        let layers = &case.config["num_hidden_layers"];
-        let name = match name.strip_prefix("mtp.") {
-            None => name.clone(),
-            Some(rest) => match rest.strip_prefix("layers.0.") {
-                Some(rest) => format!("model.layers.{layers}.{rest}"),
-                None => {
-                    let names = [
-                        ("fc", "eh_proj"),
-                        ("pre_fc_norm_embedding", "enorm"),
-                        ("pre_fc_norm_hidden", "hnorm"),
-                        ("norm", "shared_head.norm"),
-                    ];
-                    let (module, _) = rest.split_once('.').unwrap();
-                    let (_, known) = names.iter().find(|(from, _)| *from == module).unwrap();
-                    format!("model.layers.{layers}.{known}.weight")
-                }
-            },
-        };
-        converter.add(&name, tensor.clone());
+        converter.add(&behind(case, name), tensor.clone());
     }
     for (name, parts) in std::mem::take(&mut converter.experts) {
         let shape = parts[&0].shape.clone();
@@ -462,6 +443,27 @@ fn convert(case: &Case, tensors: &Tensors) -> (Tensors, BTreeMap<String, Vec<f32
         join(&mut out);
     }
     (out, parameters)
+}
+
+/// The name of a tensor, those of a predictor as in the layer behind the last one.
+fn behind(case: &Case, name: &str) -> String {
+    const ALL: [(&str, &str); 11] = [
+        ("mtp.fc.", "model.layers.{}.eh_proj."),
+        ("mtp.pre_fc_norm_embedding.", "model.layers.{}.enorm."),
+        ("mtp.pre_fc_norm_hidden.", "model.layers.{}.hnorm."),
+        ("mtp.norm.", "model.layers.{}.shared_head.norm."),
+        ("model.mtp.layers.0.", "model.layers.{}."),
+        ("mtp.layers.0.norm.", "backbone.layers.{}.norm."),
+        ("mtp.layers.0.mixer.", "backbone.layers.{}.mixer."),
+        ("mtp.layers.1.norm.", "model.layers.{}.post_attention_layernorm."),
+        ("mtp.layers.1.final_layernorm.", "model.layers.{}.shared_head.norm."),
+        ("mtp.layers.1.mixer.", "backbone.layers.{}.mixer."),
+        ("mtp.layers.0.", "model.layers.{}."),
+    ];
+    let known = ALL.iter().find(|(from, _)| name.starts_with(from));
+    let Some((from, to)) = known else { return name.to_string() };
+    let layers = case.config["num_hidden_layers"].to_string();
+    format!("{}{}", to.replace("{}", &layers), &name[from.len()..])
 }
 
 /// Joins the queries, keys and values of each layer, as files of older checkpoints have them.

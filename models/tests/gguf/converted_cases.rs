@@ -390,18 +390,19 @@ fn mamba() -> Vec<Case> {
             ),
         ),
         case(
-            "nemotron 3, narrow experts",
+            "nemotron 3, narrow experts, with a predictor",
             "nemotron_h_moe",
             "NemotronHForCausalLM",
-            nemotron(
-                json!({"hybrid_override_pattern": "EM*", "num_hidden_layers": 3, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            nemotron(json!({"hybrid_override_pattern": "EM*", "num_hidden_layers": 3, "num_nextn_predict_layers": 1,
+                "mtp_hybrid_override_pattern": "*E", "n_routed_experts": 4, "num_experts_per_tok": 2,
                 "moe_intermediate_size": 20, "moe_latent_size": 12, "moe_shared_expert_intermediate_size": 28,
-                "n_shared_experts": 1, "norm_topk_prob": true, "n_group": 1, "topk_group": 1, "use_conv_bias": false}),
-            ),
+                "n_shared_experts": 1, "norm_topk_prob": true, "n_group": 1, "topk_group": 1, "use_conv_bias": false})),
             nemotron_keys(
-                &[0, 0, 2],
-                &[20, 0, 0],
+                &[0, 0, 2, 2],
+                &[20, 0, 0, 20],
                 vec![
+                    ("block_count", u(4)),
+                    ("nextn_predict_layers", u(1)),
                     ("expert_count", u(4)),
                     ("expert_used_count", u(2)),
                     ("expert_feed_forward_length", u(20)),

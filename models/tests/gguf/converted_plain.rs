@@ -314,7 +314,7 @@ fn sparse() -> Vec<Case> {
         "num_hidden_layers": 3, "head_dim": 12, "v_head_dim": 8, "num_key_value_heads": 1, "swa_num_key_value_heads": 2,
         "partial_rotary_factor": 0.34, "sliding_window": 5, "hybrid_layer_pattern": [0, 1, 1], "moe_layer_freq": [0, 1, 1],
         "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "layernorm_epsilon": 1e-5,
-        "rms_norm_eps": null, "swa_rope_theta": 5000.0, "attention_value_scale": 0.7,
+        "rms_norm_eps": null, "swa_rope_theta": 5000.0, "attention_value_scale": 0.7, "num_nextn_predict_layers": 0,
     });
     let mimo_keys = |blocks: usize| -> Keys {
         let keys = vec![
@@ -342,13 +342,15 @@ fn sparse() -> Vec<Case> {
             ),
         ),
         case(
-            "ling 2, groups",
+            "ling 2, groups, with a predictor",
             "bailingmoe2",
             "BailingMoeV2ForCausalLM",
-            json!({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_shared_experts": 1,
+            json!({"num_nextn_predict_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_shared_experts": 1,
                 "first_k_dense_replace": 1, "partial_rotary_factor": 0.5, "n_group": 2, "topk_group": 1,
                 "routed_scaling_factor": 2.5, "norm_topk_prob": true, "score_function": "sigmoid"}),
             with_groups(vec![
+                ("block_count", u(3)),
+                ("nextn_predict_layers", u(1)),
                 ("expert_shared_count", u(1)),
                 ("expert_shared_feed_forward_length", u(24)),
                 ("leading_dense_block_count", u(1)),
@@ -412,7 +414,10 @@ fn sparse() -> Vec<Case> {
             "mimo 2, with predictors",
             "mimo2",
             "MiMoV2FlashForCausalLM",
-            with(&mimo, json!({"add_full_attention_sink_bias": true, "add_swa_attention_sink_bias": false})),
+            with(
+                &mimo,
+                json!({"add_full_attention_sink_bias": true, "add_swa_attention_sink_bias": false, "num_nextn_predict_layers": 1}),
+            ),
             [mimo_keys(4), vec![("block_count", u(4)), ("nextn_predict_layers", u(1))]].concat(),
         ),
     ]

@@ -1,6 +1,7 @@
 //! GGUF files: the reader and the element types.
 
 mod bounds;
+mod classifiers;
 mod conversion;
 mod converted;
 mod converted_cases;

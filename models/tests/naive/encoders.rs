@@ -1,5 +1,9 @@
 //! The oracle's encoders: the hidden states of a whole text in float64, and the crate against them.
 
+use std::path::Path;
+
+use attention_kernels::Dtype;
+use device::Options;
 use serde_json::{Value, json};
 
 use super::case::{Case, with};
@@ -8,6 +12,7 @@ use super::math::{self, Heads, Rows, softmax};
 use super::tensors::Tensors;
 use super::tests::{difference, write};
 use crate::encoders::{self, Loaded};
+use crate::support::opened;
 
 /// What an encoder's pass reads: the keys, the tensors, the tokens, and the type of each.
 struct Text<'a> {
@@ -84,6 +89,17 @@ pub fn cases() -> Vec<Case> {
             &nomic,
             "nomic, longer than the training",
             json!({"rotary_scaling_factor": 2.0, "max_trained_positions": 40}),
+        ),
+        with(
+            &bert,
+            "jina",
+            json!({"architectures": ["JinaBertForMaskedLM"], "position_embedding_type": "alibi", "feed_forward_type": "geglu"}),
+        ),
+        with(
+            &bert,
+            "jina, relu, heads that are a power of two",
+            json!({"architectures": ["JinaBertModel"], "position_embedding_type": "alibi", "feed_forward_type": "reglu",
+                "num_attention_heads": 2, "type_vocab_size": 3}),
         ),
     ]
 }
@@ -227,6 +243,34 @@ fn mpnet(text: &Text) -> Rows {
     text.layers(x, MPNET, sizes, (eps, c.text("hidden_act").unwrap_or("gelu")), &seen)
 }
 
+/// BERT with ALiBi to both sides, and a gated network.
+fn jina(text: &Text) -> Rows {
+    let c = text.config;
+    let [hidden, inner, heads] = ["hidden_size", "intermediate_size", "num_attention_heads"].map(|key| c.n(key));
+    let act = math::activation(if c.text("feed_forward_type") == Some("reglu") { "relu" } else { "gelu" });
+    let eps = c.f("layer_norm_eps", 1e-12);
+    let words = text.embed("embeddings.word_embeddings.weight", c.n("vocab_size"), hidden, text.tokens.iter().copied());
+    let kinds = c.n_if("type_vocab_size").unwrap_or(2);
+    let types = text.embed("embeddings.token_type_embeddings.weight", kinds, hidden, text.types.iter().copied());
+    let mut x = text.w.layer_norm(&math::add(&words, &types), "embeddings.LayerNorm", eps, true);
+    let slopes = math::alibi_slopes(heads);
+    let seen = |h: usize, i: usize, j: usize| Some(-slopes[h] * i.abs_diff(j) as f64);
+    let shape = Heads { q: heads, kv: heads, dim: hidden / heads };
+    for i in 0..c.n("num_hidden_layers") {
+        let name = |part: &str| format!("encoder.layer.{i}.{part}");
+        let [q, k, v] = ["query", "key", "value"]
+            .map(|part| text.w.linear(&x, &name(&format!("attention.self.{part}")), hidden, true));
+        let attended =
+            text.w.linear(&attend([&q, &k, &v], shape, &seen), &name("attention.output.dense"), hidden, true);
+        x = text.w.layer_norm(&math::add(&x, &attended), &name("attention.output.LayerNorm"), eps, true);
+        let [gate, up] = math::split(&text.w.linear(&x, &name("mlp.gated_layers"), 2 * inner, false), [inner; 2]);
+        let product = math::zip(&gate, &up, |gate, up| act(gate) * up);
+        let down = text.w.linear(&product, &name("mlp.wo"), hidden, true);
+        x = text.w.layer_norm(&math::add(&x, &down), &name("mlp.layernorm"), eps, true);
+    }
+    x
+}
+
 fn modernbert(text: &Text) -> Rows {
     let c = text.config;
     let (hidden, eps) = (c.n("hidden_size"), c.f("norm_eps", 1e-5));
@@ -315,6 +359,7 @@ fn states(config: &Value, w: &Tensors, tokens: &[u32], second: usize) -> Rows {
         "MPNetModel" => mpnet(&text),
         "ModernBertModel" => modernbert(&text),
         "NomicBertModel" => nomic(&text),
+        "JinaBertModel" | "JinaBertForMaskedLM" => jina(&text),
         other => panic!("no pass for {other}"),
     }
 }
@@ -326,8 +371,8 @@ fn tokens(seed: usize, len: usize) -> Vec<u32> {
     (0..len).map(|i| ((i * i * 7 + 3 * i + 5 * seed + 11) % 61) as u32).collect()
 }
 
-#[test]
-fn every_option_of_every_encoder_gives_the_hidden_states_of_the_oracle() {
+/// Compares models that are loaded so with the oracle, and each text alone with the same in a batch.
+fn compare(tolerance: f64, load: impl Fn(&Path) -> Loaded) {
     let mut wrong = Vec::new();
     for (seed, Case { name, config }) in cases().into_iter().enumerate() {
         let w = Tensors::made(seed as u64, false);
@@ -335,15 +380,33 @@ fn every_option_of_every_encoder_gives_the_hidden_states_of_the_oracle() {
         let want: Vec<Rows> =
             texts.iter().map(|(ids, second)| states(&config, &w, ids, second.unwrap_or(usize::MAX))).collect();
         let folder = write(&config, w.to_bytes(|name, _| Some(name.to_string())));
-        let Loaded { mut model, config: read, .. } = encoders::load(folder.path(), 2);
+        let Loaded { mut model, config: read, .. } = load(folder.path());
         assert!(read.is_headless && read.decoder.is_encoder() && model.layout().places == 0, "{name}");
-        for (found, want) in encoders::hidden(&mut model, &texts).iter().zip(&want) {
+        let together = encoders::hidden(&mut model, &texts);
+        for ((found, want), text) in together.iter().zip(&want).zip(&texts) {
             let error = difference(found, &want.concat());
             println!("{name}: {} tokens, error {error:.1e}", want.len());
-            if error.is_nan() || error >= TOLERANCE {
+            if error.is_nan() || error >= tolerance {
                 wrong.push(format!("{name}: {} tokens, error {error}", want.len()));
             }
+            assert!(
+                encoders::hidden(&mut model, std::slice::from_ref(text))[0] == *found,
+                "{name}: alone and in a batch"
+            );
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_option_of_every_encoder_gives_the_hidden_states_of_the_oracle() {
+    compare(TOLERANCE, |folder| encoders::load(folder, 2));
+}
+
+#[test]
+fn every_option_of_every_encoder_gives_the_hidden_states_of_the_oracle_on_cuda_sim() {
+    for (dtype, tolerance) in [(Dtype::F32, TOLERANCE), (Dtype::F16, 0.02), (Dtype::Bf16, 0.15)] {
+        let Some(device) = opened::open(Options { seed: 7, deterministic: true, ..Options::default() }) else { return };
+        compare(tolerance, |folder| encoders::load_on(folder, device.clone(), dtype));
+    }
 }

@@ -44,6 +44,21 @@ const QWEN2: Split = Split::Regex(
 
 const CJK: Split = Split::Regex("[一-龥\u{3040}-ゟ゠-ヿ]+");
 
+const DEEPSEEK: Split = Split::Regex(concat!(
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|"##,
+    r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+));
+
+/// The scripts that AFMoE's pre-tokenizer takes out of texts.
+macro_rules! asian {
+    () => {
+        concat!(
+            r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{30FF}\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}",
+            r"\x{0E40}-\x{0EFF}\x{1780}-\x{17FF}\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}",
+        )
+    };
+}
+
 const BLOOM: Split = Split::Regex(r" ?[^(\s|.,!?…。，、।۔،)]+");
 
 /// All known pre-tokenizers.
@@ -121,13 +136,18 @@ const PRE_TOKENIZERS: &[PreTokenizer] = &[
     },
     PreTokenizer {
         names: &["deepseek-v3", "hunyuan-dense", "hy_v4", "joyai-llm"],
+        splits: &[Split::Regex(r"\p{N}{1,3}"), CJK, DEEPSEEK],
+        ..BASE
+    },
+    PreTokenizer {
+        names: &["afmoe"],
         splits: &[
-            Split::Regex(r"\p{N}{1,3}"),
-            CJK,
-            Split::Regex(concat!(
-                r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|"##,
-                r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-            )),
+            Split::Regex(r"\p{N}+"),
+            Split::Regex(concat!("[", asian!(), r"&&[^\p{N}]]+")),
+            DEEPSEEK,
+            // Three digits each, from the end. Steps that look so far ahead come last: texts are cut at the pieces of the others.
+            Split::Regex(r"^\p{N}{1,2}(?=(?:\p{N}{3})*$)|\p{N}{3}"),
+            Split::Regex(concat!("[", asian!(), "]+")),
         ],
         ..BASE
     },

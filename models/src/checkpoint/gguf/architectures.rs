@@ -46,8 +46,8 @@ pub(super) struct Architecture {
     pub outer: &'static [(&'static str, &'static str)],
     /// The module of the layers.
     pub layers: &'static str,
-    /// The module of the predictor of a further token and of its layers, if these are not numbered behind the others.
-    pub predictor: Option<&'static str>,
+    /// Where the predictor of a further token is, if it is not numbered behind the layers.
+    pub predictor: Option<Predictor>,
     /// Name of the module of an expert, and names of gate, up and down in it.
     pub experts: (&'static str, [&'static str; 3]),
     /// Norms are stored with 1 added.
@@ -70,6 +70,17 @@ pub(super) struct Architecture {
     pub derive: Derive,
     /// Layers of the variant whose scores are scaled by its width per head instead of the size of a head; 0 for none.
     pub scaled_by_width: u64,
+}
+
+/// A predictor of a further token in Hugging Face layout. In files it is the layer behind the last one; of several the first is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Predictor {
+    /// Its module.
+    pub root: &'static str,
+    /// Modules that have other names than in layers, within the root.
+    pub modules: &'static [(&'static str, &'static str)],
+    /// Which of its layers has the other modules.
+    pub layer: usize,
 }
 
 /// A supported architecture of GGUF files, for documentation.

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value as Json};
 
-use super::architectures::{Architecture, CHOICE_BIAS_ROW, EXPERTS, MODULES, ONE_ROW, OUTER, ROPE_FACTORS};
+use super::architectures::{Architecture, CHOICE_BIAS_ROW, EXPERTS, MODULES, ONE_ROW, OUTER, Predictor, ROPE_FACTORS};
 use super::encoding::{Encoding, KeyHeads, Order, ValueHeads, Values};
 use super::file::Gguf;
 use super::metadata::MAX_LAYERS;
@@ -160,13 +160,18 @@ impl Names<'_> {
     ) -> Option<Vec<Named>> {
         let Names { architecture, counts, .. } = self;
         let number = layer.parse::<u64>().ok();
-        let behind = number.and_then(|number| number.checked_sub(counts.last));
-        let prefix = match (architecture.predictor, behind) {
-            (Some(root), Some(_)) if rest.starts_with("nextn.") => root.to_string(),
-            (Some(root), Some(behind)) => format!("{root}.layers.{behind}"),
-            _ => format!("{}.{layer}", architecture.layers),
-        };
         let (module, suffix) = split(rest);
+        let behind = number.and_then(|number| number.checked_sub(counts.last));
+        let predictor = architecture.predictor.filter(|_| behind.is_some());
+        if predictor.is_some() && behind != Some(0) {
+            return None;
+        }
+        let own = predictor.and_then(|it| it.modules.iter().find(|(stored, _)| *stored == module));
+        let prefix = match (predictor, own) {
+            (Some(Predictor { root, .. }), Some(_)) => root.to_string(),
+            (Some(Predictor { root, layer, .. }), None) => format!("{root}.layers.{layer}"),
+            (None, _) => format!("{}.{layer}", architecture.layers),
+        };
         // A matrix for each of so many: no name for what contradicts the keys, which is a broken file.
         let each = |count: u64, most: usize, name: &dyn Fn(usize) -> String| {
             let found = tensor.shape[0];
@@ -179,7 +184,7 @@ impl Names<'_> {
         let known = variant.map_or(&[][..], |(_, modules)| modules).iter().chain(architecture.modules);
         let known = known.chain(architecture.shared_modules).chain(MODULES);
         let find = |name: &str| known.clone().find(|(stored, _)| *stored == name);
-        let known = find(rest).or_else(|| find(module));
+        let known = own.or_else(|| find(rest)).or_else(|| find(module));
         if module == JOINT && known.is_none() {
             let parts = [QUERY, KEY, VALUE].map(|part| Some((part, format!("{prefix}.{}{suffix}", find(part)?.1))));
             return self.apart(tensor, parts, plain);

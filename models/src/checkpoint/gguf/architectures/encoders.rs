@@ -11,9 +11,10 @@ const LABELS: &str = "classifier.output_labels";
 /// Greatest number of labels.
 const MAX_LABELS: usize = 1 << 16;
 
-/// The last layer of a classifier, and the one before it.
+/// The last layer of a classifier, the one before it, and its norm.
 const CLASSES: &str = "cls.output.weight";
 const HEAD: &str = "cls.weight";
+const HEAD_NORM: &str = "cls.norm.weight";
 
 pub(super) const ARCHITECTURES: &[Architecture] = &[
     Architecture {
@@ -95,6 +96,9 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             ("token_embd", "model.embeddings.tok_embeddings"),
             ("token_embd_norm", "model.embeddings.norm"),
             ("output_norm", "model.final_norm"),
+            ("cls", "head.dense"),
+            ("cls.norm", "head.norm"),
+            ("cls.output", "classifier"),
         ],
         derive: modern_bert,
         ..BASE
@@ -122,23 +126,29 @@ fn encoder(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), L
 
 fn bert(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
     encoder(metadata, map)?;
-    let Some(labels) = metadata.shape(CLASSES).and_then(|shape| shape.first().copied()) else { return Ok(()) };
-    let refused = |found: &str, expected: &str| LoadError::Gguf {
-        file: metadata.gguf.file(0).to_string(),
-        found: found.to_string(),
-        expected: expected.to_string(),
-    };
-    if metadata.shape(HEAD).is_none() {
-        let expected = format!("{HEAD} too: the conversion has dropped a layer of the classifier, so use another one");
-        return Err(refused(&format!("{CLASSES} without the layer before it"), &expected));
+    if classifier(metadata, map, "BertForSequenceClassification", &[HEAD])? && map["type_vocab_size"] == 0 {
+        // DistilBERT, whose classifier has this activation.
+        map.insert("classifier_activation".into(), json!("relu"));
     }
-    if map.get("type_vocab_size") == Some(&json!(0)) {
-        return Err(refused(
-            "a classifier without token types",
-            "one of BERT or RoBERTa: that of DistilBERT has another layer",
-        ));
+    Ok(())
+}
+
+/// The class and the labels of a classifier, if the file has one, which also has these tensors. Returns whether it has.
+fn classifier(
+    metadata: &Metadata<'_>,
+    map: &mut Map<String, Json>,
+    class: &str,
+    others: &[&str],
+) -> Result<bool, LoadError> {
+    let Some(labels) = metadata.shape(CLASSES).and_then(|shape| shape.first().copied()) else { return Ok(false) };
+    if let Some(missing) = others.iter().find(|tensor| metadata.shape(tensor).is_none()) {
+        return Err(LoadError::Gguf {
+            file: metadata.gguf.file(0).to_string(),
+            found: format!("{CLASSES} without {missing}"),
+            expected: "both: the conversion has dropped a part of the classifier, so use another one".to_string(),
+        });
     }
-    map.insert("architectures".into(), json!(["BertForSequenceClassification"]));
+    map.insert("architectures".into(), json!([class]));
     let texts = |value: crate::checkpoint::gguf::Value<'_>| value.text().map(str::to_string);
     let named = metadata.value(LABELS).and_then(|value| value.array()).filter(|list| list.len() <= MAX_LABELS);
     let named = named.and_then(|list| list.iter().map(texts).collect::<Option<Vec<String>>>());
@@ -152,18 +162,16 @@ fn bert(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), Load
         }
         None => map.insert("num_labels".into(), json!(labels)),
     };
-    Ok(())
+    Ok(true)
 }
 
 fn modern_bert(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(), LoadError> {
     const ACTIVATION: &str = "hidden_activation";
     encoder(metadata, map)?;
-    if metadata.shape(CLASSES).is_some() {
-        return Err(LoadError::Gguf {
-            file: metadata.gguf.file(0).to_string(),
-            found: format!("{CLASSES}, of a classifier"),
-            expected: "an encoder: the file does not say how a classifier of ModernBERT pools".to_string(),
-        });
+    if classifier(metadata, map, "ModernBertForSequenceClassification", &[HEAD, HEAD_NORM])? {
+        // Files do not say how it pools. The mean is what published checkpoints and llama.cpp take.
+        map.insert("classifier_pooling".into(), json!("mean"));
+        map.insert("classifier_bias".into(), json!(metadata.shape("cls.bias").is_some()));
     }
     if let Some(every) = metadata.value(WINDOWED).filter(|value| value.array().is_none()) {
         let every = every.unsigned().filter(|every| *every > 0);

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Architecture, BASE, CHOICE_BIAS, KEY_HEADS, ONE_ROW, PREDICTORS};
+use super::{Architecture, BASE, CHOICE_BIAS, KEY_HEADS, ONE_ROW, PREDICTORS, Predictor};
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::gguf::metadata::Metadata;
 
@@ -84,12 +84,17 @@ const DELTA_NET: Architecture = Architecture {
         ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
         ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
         ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
-        ("nextn.eh_proj", "fc"),
-        ("nextn.enorm", "pre_fc_norm_embedding"),
-        ("nextn.hnorm", "pre_fc_norm_hidden"),
-        ("nextn.shared_head_norm", "norm"),
     ],
-    predictor: Some("mtp"),
+    predictor: Some(Predictor {
+        root: "mtp",
+        modules: &[
+            ("nextn.eh_proj", "fc"),
+            ("nextn.enorm", "pre_fc_norm_embedding"),
+            ("nextn.hnorm", "pre_fc_norm_hidden"),
+            ("nextn.shared_head_norm", "norm"),
+        ],
+        layer: 0,
+    }),
     norms_plus_one: true,
     derive: |metadata, map| {
         let dim = metadata.quotient(INNER, HEADS)?;
@@ -148,6 +153,24 @@ const NEMOTRON: Architecture = Architecture {
         ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
         ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
     ],
+    // Two layers of one mixer, which files have as one.
+    predictor: Some(Predictor {
+        root: "mtp",
+        modules: &[
+            ("nextn.enorm", "layers.0.enorm"),
+            ("nextn.hnorm", "layers.0.hnorm"),
+            ("nextn.eh_proj", "layers.0.eh_proj"),
+            ("attn_norm", "layers.0.norm"),
+            ("attn_q", "layers.0.mixer.q_proj"),
+            ("attn_k", "layers.0.mixer.k_proj"),
+            ("attn_v", "layers.0.mixer.v_proj"),
+            ("attn_output", "layers.0.mixer.o_proj"),
+            ("ffn_norm", "layers.1.norm"),
+            ("post_attention_norm", "layers.1.norm"),
+            ("nextn.shared_head_norm", "layers.1.final_layernorm"),
+        ],
+        layer: 1,
+    }),
     outer: &[("token_embd", "backbone.embeddings"), ("output_norm", "backbone.norm_f")],
     layers: "backbone.layers",
     experts: ("mixer.experts", ["", "up_proj", "down_proj"]),

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Architecture, BASE, CHOICE_BIAS, CHOICE_BIAS_ROW, EXPERT_MODULES, KEY_HEADS, VALUES};
+use super::{Architecture, BASE, CHOICE_BIAS, CHOICE_BIAS_ROW, EXPERT_MODULES, KEY_HEADS, Predictor, VALUES};
 use crate::checkpoint::error::LoadError;
 use crate::checkpoint::gguf::metadata::Metadata;
 
@@ -117,6 +117,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             ("attn_q_norm", "attention.query_layernorm"),
             ("attn_k_norm", "attention.key_layernorm"),
             (CHOICE_BIAS, "mlp.gate.expert_bias"),
+            ("layer_output_norm", "final_layernorm"),
         ],
         shared_modules: EXPERT_MODULES,
         outer: &[("token_embd", "model.word_embeddings")],
@@ -196,8 +197,13 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             ("attention_value_scale", "attention.value_scale"),
         ],
         lists: &[KEY_HEADS],
-        constants: &[("partial_rotary_factor", "1.0")],
+        constants: &[("partial_rotary_factor", "1.0"), ("num_nextn_predict_layers", "0")],
         modules: &[("attn_sinks.weight", "self_attn.attention_sink_bias")],
+        predictor: Some(Predictor {
+            root: "model.mtp",
+            modules: &[("ffn_norm", "layers.0.pre_mlp_layernorm"), ("layer_output_norm", "layers.0.final_layernorm")],
+            layer: 0,
+        }),
         shared_modules: EXPERT_MODULES,
         derive: mimo,
         ..BASE
