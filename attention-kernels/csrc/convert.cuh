@@ -131,6 +131,16 @@ __device__ __forceinline__ void widen(uint32_t format, const uint4& vector, floa
 template <uint32_t format>
 using Format = std::integral_constant<uint32_t, format>;
 
+// Calls `body` with the format of the cache as a constant.
+template <bool KV8, class Body>
+__device__ __forceinline__ void with_format(uint32_t format, Body body) {
+    if constexpr (!KV8) body(Format<KV_SAME>{});
+    else if (format == KV_E4M3) body(Format<KV_E4M3>{});
+    else if (format == KV_E5M2) body(Format<KV_E5M2>{});
+    else if (format == KV_INT8) body(Format<KV_INT8>{});
+    else body(Format<KV_INT8_ROWS>{});
+}
+
 // Converts four 8-bit elements to pairs of a 16-bit type: those of bytes 0 and 2, and of 1 and 3.
 template <class T>
 __device__ __forceinline__ void widen_word(uint32_t format, uint32_t word, uint32_t& even, uint32_t& odd) {

@@ -122,8 +122,11 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], 
     }
 }
 
-// Computes the places of a tile's tokens; -1 for those that no row of the block sees, whose slots are not read. Starts the
-// transfer of their scales (KV_INT8_ROWS) to those of the `tiles`-th tile.
+// In place of a place: no row sees the token. Without its sign it is a place in the cache.
+constexpr int64_t NOT_SEEN = INT64_MIN;
+
+// Computes the places of a tile's tokens, in bytes; NOT_SEEN for those that no row of the block sees, whose slots are not read. Starts
+// the transfer of their scales (KV_INT8_ROWS) to those of the `tiles`-th tile.
 template <class Shape>
 __device__ __forceinline__ void find_places(typename Shape::Shared& shared, const TileTask& task, uint32_t which,
                                             [[maybe_unused]] uint32_t tiles, uint32_t tile, const Visible& visible) {
@@ -131,7 +134,8 @@ __device__ __forceinline__ void find_places(typename Shape::Shared& shared, cons
     uint32_t token = tile + threadIdx.x;
     const bool seen = token >= visible.first && token < visible.end && task.sparse.see_token(task.args, token);
     if (task.chosen && seen) token = task.chosen[token];
-    shared.places[which][threadIdx.x] = seen ? task.head_offset + place_of(task.args, task.table, token) : -1;
+    constexpr int64_t BYTES = sizeof(typename Shape::Element);
+    shared.places[which][threadIdx.x] = seen ? (task.head_offset + place_of(task.args, task.table, token)) * BYTES : NOT_SEEN;
     if constexpr (Shape::KV8) {
         if (task.args.kv_format != KV_INT8_ROWS) return;
         const int64_t at = seen ? task.head_offset + scale_place_of(task.args, task.table, token) : 0;
@@ -141,22 +145,30 @@ __device__ __forceinline__ void find_places(typename Shape::Shared& shared, cons
     }
 }
 
-// Starts the transfer of a part of a tile to shared memory; zeros where a place is -1.
+// Starts the transfer of a part of a tile to shared memory; zeros where a place is NOT_SEEN. A block spends a good part of its
+// instructions here, so an address takes few: places of several copies are read at once, and are bytes.
 template <class Shape>
 __device__ __forceinline__ void load_part(typename Shape::Slot& to, const void* cache, const int64_t* places) {
-    using Element = typename Shape::Element;
-    constexpr int WIDTH = 16 / sizeof(Element), VECTORS = Shape::KEY / WIDTH, ALL = Shape::PART * VECTORS;
-    constexpr int EACH = (ALL + Shape::THREADS - 1) / Shape::THREADS;
-    const int row = threadIdx.x / VECTORS, at = threadIdx.x % VECTORS * WIDTH;
+    constexpr uint32_t ROW = Shape::KEY * sizeof(typename Shape::Element), VECTORS = ROW / 16, ALL = Shape::PART * VECTORS;
+    constexpr uint32_t EACH = (ALL + Shape::THREADS - 1) / Shape::THREADS, AT_ONCE = EACH % 8 || Shape::KV8 ? EACH % 4 ? 1 : 4 : 8;
     constexpr bool EVEN = Shape::THREADS % VECTORS == 0;  // then a thread has the same vector of all its rows
-    const Element* from = static_cast<const Element*>(cache) + at;
-#pragma unroll (Shape::KV8 ? 4 : 2)  // more addresses at once would take registers that the sums need
-    for (int i = 0; i < EACH; i++) {
-        const int v = threadIdx.x + i * Shape::THREADS;
-        if (ALL % Shape::THREADS && v >= ALL) break;
-        const int to_row = EVEN ? row + i * (Shape::THREADS / VECTORS) : v / VECTORS, to_at = EVEN ? at : v % VECTORS * WIDTH;
-        const int64_t place = places[to_row];
-        cp_async16(&to[to_row][to_at], from + (place < 0 ? 0 : place) + (to_at - at), place >= 0);
+    const auto row_of = [](uint32_t i) {
+        return EVEN ? threadIdx.x / VECTORS + i * (Shape::THREADS / VECTORS) : (threadIdx.x + i * Shape::THREADS) / VECTORS;
+    };
+    const auto at_of = [](uint32_t i) { return (EVEN ? threadIdx.x : threadIdx.x + i * Shape::THREADS) % VECTORS * 16; };
+    const auto exists = [](uint32_t i) { return ALL % Shape::THREADS == 0 || threadIdx.x + i * Shape::THREADS < ALL; };
+#pragma unroll (AT_ONCE == 8 ? 2 : 1)
+    for (uint32_t first = 0; first < EACH; first += AT_ONCE) {
+        int64_t found[AT_ONCE];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) found[i] = exists(first + i) ? places[row_of(first + i)] : NOT_SEEN;
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            if (!exists(first + i)) break;
+            char* target = reinterpret_cast<char*>(to[row_of(first + i)]) + at_of(first + i);
+            const char* source = static_cast<const char*>(cache) + at_of(first + i) + (found[i] & ~NOT_SEEN);
+            cp_async16(target, source, found[i] >= 0);
+        }
     }
 }
 
@@ -246,16 +258,6 @@ struct TileScales {
         }
     }
 };
-
-// Calls `body` with the format of the cache as a constant.
-template <bool KV8, class Body>
-__device__ __forceinline__ void with_format(uint32_t format, Body body) {
-    if constexpr (!KV8) body(Format<KV_SAME>{});
-    else if (format == KV_E4M3) body(Format<KV_E4M3>{});
-    else if (format == KV_E5M2) body(Format<KV_E5M2>{});
-    else if (format == KV_INT8) body(Format<KV_INT8>{});
-    else body(Format<KV_INT8_ROWS>{});
-}
 
 // Multiplies the weights of 16 tokens, as mma's a, by the scales of their values, which start at the lane's first token.
 template <class T>

@@ -121,8 +121,9 @@ __device__ __forceinline__ void cp_async16(void* shared, const void* global, boo
 #ifdef QUIRE_SIMT
     simt::cp_async<uint4>(shared, global, valid, at);
 #else
-    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(shared_address(shared)), "l"(global),
-                 "r"(valid ? 16 : 0)
+    asm volatile("{.reg .pred zeros; setp.eq.u32 zeros,%2,0; cp.async.cg.shared.global [%0],[%1],16,zeros;}" ::"r"(
+                     shared_address(shared)),
+                 "l"(global), "r"(static_cast<uint32_t>(valid))
                  : "memory");
 #endif
 }
@@ -133,7 +134,9 @@ __device__ __forceinline__ void cp_async4(void* shared, const void* global, bool
 #ifdef QUIRE_SIMT
     simt::cp_async<uint32_t>(shared, global, valid, at);
 #else
-    asm volatile("cp.async.ca.shared.global [%0],[%1],4,%2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid ? 4 : 0)
+    asm volatile("{.reg .pred zeros; setp.eq.u32 zeros,%2,0; cp.async.ca.shared.global [%0],[%1],4,zeros;}" ::"r"(
+                     shared_address(shared)),
+                 "l"(global), "r"(static_cast<uint32_t>(valid))
                  : "memory");
 #endif
 }
