@@ -23,6 +23,7 @@ mod kernels;
 mod kv_dtypes;
 mod kv_events;
 mod kv_transfer;
+mod later_sequences;
 mod lora;
 mod no_gpu;
 mod offline;

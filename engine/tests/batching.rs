@@ -98,7 +98,7 @@ fn s11_a_request_that_can_never_fit_is_refused_at_once_and_stops_no_other() {
         "the prompt has 170 tokens, the context holds 160 (--max-model-len) and needs room for one more: shorten the prompt"
     );
     let error = llm.run(vec![request(0, 12, 4, usize::MAX)]).unwrap_err().to_string();
-    assert!(error.contains("--max-num-seqs"), "{error}");
+    assert!(error.contains("expected at most 16384"), "{error}");
     assert_eq!(tokens(&mut llm, vec![request(1, 10, 5, 1)])[0][0].len(), 5);
 }
 

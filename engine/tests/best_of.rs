@@ -130,15 +130,16 @@ fn contradictory_numbers_are_refused_with_the_name_of_the_field() {
     }
     let (param, message) = refused(&|p| (p.beam, p.stop) = (beam(2), ["a".into()].into()));
     assert!(param == "stop" && message.contains("stop_token_ids"), "{message}");
-    // The scheduler's limit, with the name of the request's field.
+    // Limits of their own, with the name of the request's field.
     type Change = fn(&mut engine::GenerationParams);
-    let changes: [(Change, &str); 3] = [
-        (|p| p.n = 17, "n"),
-        (|p| p.best_of = Some(usize::MAX), "best_of"),
-        (|p| p.beam = Some(BeamSearch::new(usize::MAX)), "beam_width"),
+    let beams: Change = |p| p.beam = Some(BeamSearch::new(usize::MAX));
+    let changes: [(Change, &str, &str); 3] = [
+        (|p| p.n = usize::MAX, "n", "at most 16384"),
+        (|p| p.best_of = Some(usize::MAX), "best_of", "at most 16384"),
+        (beams, "beam_width", "at most 16 sequences run at once (--max-num-seqs)"),
     ];
-    for (change, name) in changes {
+    for (change, name, limit) in changes {
         let (param, message) = refused(&change);
-        assert!(param == name && message.contains("16 sequences") && message.contains("--max-num-seqs"), "{message}");
+        assert!(param == name && message.contains(limit), "{message}");
     }
 }

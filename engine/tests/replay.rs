@@ -113,7 +113,7 @@ fn a_recorded_run_is_computed_again_by_a_worker_alone_bit_for_bit() {
 
 /// The byte ranges of a recording's entries, without their lengths, and their kinds: 0 is the start, 1 an input, 2 an output.
 fn entries(bytes: &[u8]) -> Vec<(std::ops::Range<usize>, u8)> {
-    let mut at = b"quire recording 3\n".len();
+    let mut at = b"quire recording 4\n".len();
     let mut entries = Vec::new();
     while at < bytes.len() {
         let length = u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;

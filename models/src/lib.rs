@@ -58,7 +58,7 @@ mod pooling;
 
 pub use checkpoint::{
     FileBytes, GenerationDefaults, LoadError, ModelFiles, Needed, RoundActivations, WeightView, Weights, demo, gguf,
-    needed,
+    needed, stored_as,
 };
 pub use decoder::Decoder;
 pub use families::{Eagle3, ModelConfig, Supported, supported};

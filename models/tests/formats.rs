@@ -8,7 +8,9 @@ use attention_kernels::{KernelChoice, select};
 use device::Device;
 use linear::{Gemm, Rows, gemm};
 use models::decoder::{Linear, Part, Pick, Role};
-use models::{Model, ModelConfig, ModelFiles, RoundActivations, Weights, check_weights, in_stored_forms, load_matrix};
+use models::{
+    Model, ModelConfig, ModelFiles, RoundActivations, Weights, check_weights, gguf, in_stored_forms, load_matrix,
+};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use simd::Isa;
@@ -154,4 +156,38 @@ fn activations_are_rounded_as_checkpoints_say() {
             check_layer(&format!("{} {module}", case.name), part, &case.weights, &input, &want);
         }
     }
+}
+
+#[test]
+fn a_checkpoint_says_in_which_form_it_stores_its_weights() {
+    let root = testkit::workspace::root().join("models/tests");
+    let name = |files: &ModelFiles| models::stored_as(files, &Weights::open(files).unwrap());
+    for (folder, expected) in [
+        ("formats/awq-int4-g128", "AWQ-Int4"),
+        ("formats/ct-fp8-channel", "FP8"),
+        ("formats/ct-w4a16-g128", "Int4"),
+        ("formats/ct-w8a8-int8", "Int8"),
+        ("formats/fp8-block128", "FP8"),
+        ("formats/gptq-int8-g128", "GPTQ-Int8"),
+        ("formats/gptq-v2-int4-g64-asym", "GPTQ-Int4"),
+        ("formats/mxfp4-gpt-oss", "MXFP4"),
+        ("../demo", "BF16"),
+    ] {
+        assert_eq!(name(&ModelFiles::open(&root.join(folder)).unwrap()), expected, "{folder}");
+    }
+    let path = root.join("gguf/reference/gguf-qwen2-iq4_nl/tiny-qwen2-IQ4_NL.gguf");
+    assert_eq!(name(&ModelFiles::open(&path).unwrap()), "IQ4_NL");
+    let bytes = std::fs::read(&path).unwrap();
+    let key = b"general.file_type";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
+    let with = |change: &dyn Fn(&mut [u8])| {
+        let mut bytes = bytes.clone();
+        change(&mut bytes[at..]);
+        let model = gguf::GgufModel::new(gguf::Gguf::from_bytes("made.gguf", bytes.into()).unwrap()).unwrap();
+        ModelFiles::Gguf { path: path.clone(), model: Arc::new(model) }
+    };
+    // A number is the name of a mixture of types; without one that is known, most of the elements count.
+    assert_eq!(name(&with(&|key| key[21] = 15)), "Q4_K_M");
+    assert_eq!(name(&with(&|key| key[21] = 200)), "IQ4_NL");
+    assert_eq!(name(&with(&|key| key[8] = b'x')), "IQ4_NL");
 }

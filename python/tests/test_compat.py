@@ -77,6 +77,14 @@ print([output.outputs[0].text for output in client.generate(["Hello"], SamplingP
     assert run(code).startswith("['")
 
 
+def test_numbers_are_printed_under_the_name_that_an_example_gives() -> None:
+    code = """
+from vllm.utils.print_utils import print_embeddings
+print_embeddings([0.5, 1.0, 1.5, 2.0, 2.5], prefix="Reward")
+"""
+    assert run(code) == "Reward: [0.5, 1.0, 1.5, 2.0, ...] (size=5)\n"
+
+
 def test_an_imported_vllm_is_not_replaced() -> None:
     code = "import sys, types; sys.modules['vllm'] = types.ModuleType('vllm'); import quire.compat.vllm"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -257,6 +257,7 @@ fn the_served_model_is_listed_and_described_under_its_names() {
     for (tag, loaded) in tags["models"].as_array().unwrap().iter().zip(ps["models"].as_array().unwrap()) {
         assert_eq!((&tag["digest"], &tag["model"]), (&loaded["digest"], &loaded["name"]));
         assert_eq!(tag["digest"].as_str().unwrap().len(), 64);
+        assert_eq!(tag["details"]["quantization_level"], "BF16");
         assert_eq!((&loaded["context_length"], &tag["details"]["family"]), (&json!(1024), &json!("llama")));
     }
     assert_ne!(tags["models"][0]["digest"], tags["models"][1]["digest"]);

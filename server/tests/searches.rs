@@ -1,9 +1,12 @@
 //! `best_of` and beam search over HTTP: the results are the best ones, in order, and only returned sequences are counted.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
-use crate::common::Server;
+use crate::common::{Server, config};
+use engine::EngineConfig;
 use serde_json::{Value, json};
+use server::{Limits, ServerOptions};
 
 static SERVER: LazyLock<Server> = LazyLock::new(Server::start);
 
@@ -117,4 +120,31 @@ fn echo_and_logprobs_work_with_a_search() {
         assert_eq!(choice["logprobs"]["token_logprobs"].as_array().unwrap()[..prompt.len()], prompt[..]);
         assert!(choice["text"].as_str().unwrap().starts_with("The capital of"));
     }
+}
+
+/// A server that runs this many sequences at once, and whose requests have this many bytes.
+fn narrow(max_num_seqs: usize, max_inflight_bytes: usize) -> Server {
+    let limits = Limits { max_inflight_bytes, ..Limits::default() };
+    let options = ServerOptions { limits, ..ServerOptions::default() };
+    Server::with(EngineConfig { max_num_seqs, ..config() }, options, Duration::ZERO)
+}
+
+#[test]
+fn more_sequences_than_run_at_once_are_served_with_the_same_choices() {
+    let server = narrow(3, Limits::default().max_inflight_bytes);
+    for fields in [json!({"n": 8}), json!({"n": 3, "best_of": 8})] {
+        let body = with(samples(), fields);
+        assert_eq!(choices(&server.ok(COMPLETIONS, body.clone())), choices(&SERVER.ok(COMPLETIONS, body)));
+    }
+    let wide = with(samples(), json!({"use_beam_search": true, "n": 4, "temperature": 0, "logprobs": null}));
+    let refused = server.post(COMPLETIONS, &wide);
+    assert!(refused.status == 400 && refused.body.contains("--max-num-seqs"), "{}", refused.body);
+}
+
+#[test]
+fn the_copies_of_a_prompt_that_later_sequences_hold_are_counted() {
+    let prompt = vec![300; 800];
+    let body = json!({"prompt": prompt, "n": 8, "max_tokens": 1, "stream": true});
+    let [all_at_once, few] = [8, 4].map(|max_num_seqs| narrow(max_num_seqs, 72 << 10).post(COMPLETIONS, &body).status);
+    assert_eq!((all_at_once, few), (200, 400));
 }

@@ -1,11 +1,13 @@
 //! The flags of `llama-server` that command lines have most, and what becomes of each under `quire llama-server`.
 
 use super::Fate::{NoEffect, Only, Ours, Part, Refused, Renamed};
-use super::table::{Group, group};
+use super::table::{Group, LOG_LEVEL, MODEL_DECIDES, NO_IMAGES, NO_SUCH_FUNCTION, OBJECTS, VISIBLE_DEVICES, group};
 
 const SAMPLING: &str = "override-generation-config";
 const NO_THINKING: &str = "use --default-chat-template-kwargs {\"enable_thinking\": false}";
 const IN_REQUESTS: &str = "it has no default here; set it in each request";
+const SPECULATE: &str = "use --speculative-config";
+const RANKS: &str = "use --tensor-parallel-size or --pipeline-parallel-size";
 const NO_SUCH_SAMPLER: &str = "this engine has no such sampler; the order of its own is fixed";
 
 /// In the notation of the table of vLLM's flags.
@@ -13,9 +15,9 @@ pub const LLAMA_SERVER: &[Group] = &[
     group(
         Ours,
         "model(m):s hf-token(hft):s threads(t):i=-1 host:s port:i=8080 api-key:l api-key-file:s chat-template:s seed(s):i=-1 \
-         default-chat-template-kwargs:j override-generation-config:j speculative-config:j hf-overrides:j kv-events-config:j \
-         kv-transfer-config:j",
+         speculative-config:j",
     ),
+    OBJECTS,
     group(Renamed("model"), "hf-repo(hf,hfr):s"),
     group(Renamed("max-model-len"), "ctx-size(c):i=0"),
     group(Renamed("max-num-seqs"), "parallel(np):i=-1"),
@@ -43,9 +45,9 @@ pub const LLAMA_SERVER: &[Group] = &[
     group(NoEffect("requests always share steps"), "cont-batching(cb) kv-unified(kvu)"),
     group(NoEffect("weights are mapped into memory"), "mmap mlock warmup direct-io(dio) check-tensors"),
     group(NoEffect("a request that is longer than the context is refused"), "context-shift keep:i=0"),
-    group(NoEffect("the model decides what it is used for"), "embedding embeddings rerank reranking"),
+    group(NoEffect(MODEL_DECIDES), "embedding embeddings rerank reranking"),
     group(NoEffect("the server has these routes"), "metrics slots props webui ui"),
-    group(NoEffect("models read text only"), "mmproj-auto mmproj-offload"),
+    group(NoEffect(NO_IMAGES), "mmproj-auto mmproj-offload"),
     group(NoEffect("every prefix is cached"), "cache-reuse:i=0 cache-prompt slot-prompt-similarity(sps):f"),
     group(
         NoEffect("the cache has the size of --kv-cache-memory-bytes"),
@@ -60,7 +62,7 @@ pub const LLAMA_SERVER: &[Group] = &[
         "cpu-moe(cmoe) n-cpu-moe(ncmoe):i override-tensor(ot):s",
     ),
     group(
-        NoEffect("--log-level sets the level of the log"),
+        NoEffect(LOG_LEVEL),
         "log-disable verbose(v) log-verbosity(lv,verbosity):i log-colors:s log-timestamps log-prefix perf",
     ),
     group(NoEffect("special tokens are shown where a request asks for it"), "special(sp)"),
@@ -90,22 +92,22 @@ pub const LLAMA_SERVER: &[Group] = &[
     group(Refused("download the file, and name it with --model"), "model-url(mu):s docker-repo(dr):s"),
     group(Refused("use --lora-modules NAME=FOLDER with --enable-lora"), "lora:s lora-scaled:s lora-init-without-apply"),
     group(
-        Refused("use --speculative-config"),
+        Refused(SPECULATE),
         "model-draft(md):s draft-max(draft):i draft-min:i draft-p-min:f gpu-layers-draft(ngld):s ctx-size-draft(cd):i \
          device-draft(devd):s spec-draft-n-max:i spec-draft-n-min:i",
     ),
-    group(Only(&["none"], "use --speculative-config"), "spec-type:s=none"),
+    group(Only(&["none"], SPECULATE), "spec-type:s=none"),
     group(
         Refused("write rope_parameters into the checkpoint"),
         "rope-scaling:s rope-scale:f rope-freq-base:f rope-freq-scale:f yarn-orig-ctx:i yarn-ext-factor:f \
          yarn-attn-factor:f yarn-beta-slow:f yarn-beta-fast:f override-kv:s",
     ),
-    group(Refused("models read text only"), "mmproj(mm):s mmproj-url(mmu):s"),
+    group(Refused(NO_IMAGES), "mmproj(mm):s mmproj-url(mmu):s"),
     group(Refused("one model per process: start several"), "models-dir:s models-preset:s models-max:i=4"),
     group(Only(&["-1"], "use POST /sleep"), "sleep-idle-seconds:i=-1"),
     group(Refused("the page is part of the program"), "path:s webui-config:s webui-config-file:s"),
-    group(Refused("this engine has no such function"), "control-vector:s slot-save-path:s tools:s agent"),
-    group(Only(&["none", "layer"], "use --tensor-parallel-size or --pipeline-parallel-size"), "split-mode(sm):s=layer"),
-    group(Refused("use --tensor-parallel-size or --pipeline-parallel-size"), "tensor-split(ts):s"),
-    group(Only(&["0"], "set CUDA_VISIBLE_DEVICES"), "main-gpu(mg):i=0"),
+    group(Refused(NO_SUCH_FUNCTION), "control-vector:s slot-save-path:s tools:s agent"),
+    group(Only(&["none", "layer"], RANKS), "split-mode(sm):s=layer"),
+    group(Refused(RANKS), "tensor-split(ts):s"),
+    group(Only(&["0"], VISIBLE_DEVICES), "main-gpu(mg):i=0"),
 ];

@@ -20,10 +20,20 @@ const NO_CODE: &str = "code of a user does not run in this engine";
 const REPLICAS: &str = "one replica per process: start several and balance the load between them (docs/fleet.md)";
 const LAUNCHER: &str = "mpiexec or another launcher starts the ranks of several machines (docs/parallel.md)";
 const IN_MEMORY: &str = "weights stay in the memory of the device; choose --quantization q8 or q4, or more ranks";
-const NO_IMAGES: &str = "models read text only";
+pub(super) const NO_IMAGES: &str = "models read text only";
+pub(super) const NO_SUCH_FUNCTION: &str = "this engine has no such function";
+pub(super) const MODEL_DECIDES: &str = "the model decides what it is used for";
+pub(super) const LOG_LEVEL: &str = "--log-level sets the level of the log";
+pub(super) const VISIBLE_DEVICES: &str = "set CUDA_VISIBLE_DEVICES";
 const CHOSEN: &str =
     "kernels are chosen for the model and the machine; `quire kernels` shows them and [kernels] chooses others";
 const AS_CALLED: &str = "it concerns the speed of an implementation that this engine does not have";
+
+/// Settings whose values are JSON objects, in every dialect.
+pub(super) const OBJECTS: Group = group(
+    Ours,
+    "kv-transfer-config:j kv-events-config:j hf-overrides:j default-chat-template-kwargs:j override-generation-config:j",
+);
 
 /// Flags of vLLM 0.32, and those of older versions that command lines still have.
 pub const VLLM: &[Group] = &[
@@ -35,12 +45,12 @@ pub const VLLM: &[Group] = &[
          pipeline-parallel-size(pp):i=1 tensor-parallel-size(tp):i=1 block-size:i gpu-memory-utilization:f=0.92 \
          kv-cache-memory-bytes:h kv-cache-dtype:s=auto enable-prefix-caching kv-offloading-size:f enable-lora max-loras:i=1 \
          max-lora-rank:i=16 max-cpu-loras:i log-level:s max-num-batched-tokens:h max-num-seqs:i scheduling-policy:s=fcfs \
-         enable-chunked-prefill speculative-config(sc):j kv-transfer-config:j kv-events-config:j hf-overrides:j \
-         quantization(q):s distributed-executor-backend:s chat-template:s default-chat-template-kwargs:j \
+         enable-chunked-prefill speculative-config(sc):j quantization(q):s distributed-executor-backend:s chat-template:s \
          trust-request-chat-template allow-credentials uds:s root-path:s tokenizer:s generation-config:s=auto \
-         override-generation-config:j enable-force-include-usage exclude-tools-when-tool-choice-none ssl-keyfile:s \
+         enable-force-include-usage exclude-tools-when-tool-choice-none ssl-keyfile:s \
          ssl-certfile:s ssl-ca-certs:s ssl-cert-reqs:i=0 calculate-kv-scales device:s swap-space:f preemption-mode:s",
     ),
+    OBJECTS,
     group(Renamed("gpu-memory-utilization"), "device-memory-utilization:f=0.92"),
     group(Renamed("max-header-bytes"), "h11-max-incomplete-event-size:i=4194304"),
     group(Renamed("max-header-count"), "h11-max-header-count:i=256"),
@@ -81,7 +91,7 @@ pub const VLLM: &[Group] = &[
         NoEffect("the checkpoint and --dtype decide"),
         "allow-deprecated-quantization lora-dtype:s=auto use-fp64-gumbel enable-mixed-moe-lora-format",
     ),
-    group(NoEffect("the model decides what it is used for"), "skip-mm-profiling language-model-only"),
+    group(NoEffect(MODEL_DECIDES), "skip-mm-profiling language-model-only"),
     group(NoEffect("a grammar is compiled by the one backend that there is"), "guided-decoding-backend:s"),
     group(NoEffect("reasoning is parsed if the chat template has it, or with --reasoning-parser"), "enable-reasoning"),
     group(NoEffect("a step is planned while one runs"), "num-scheduler-steps:i disable-async-output-proc"),
@@ -103,10 +113,7 @@ pub const VLLM: &[Group] = &[
     group(NoEffect("answers are not logged"), "enable-log-deltas"),
     group(NoEffect("there is no access log"), "disable-uvicorn-access-log disable-access-log-for-endpoints:s"),
     group(NoEffect("the number of requests is always counted"), "enable-server-load-tracking"),
-    group(
-        Only(&["critical", "error", "warning", "info", "debug", "trace"], "--log-level sets the level of the log"),
-        "uvicorn-log-level:s=info",
-    ),
+    group(Only(&["critical", "error", "warning", "info", "debug", "trace"], LOG_LEVEL), "uvicorn-log-level:s=info"),
     // HTTP.
     group(NoEffect("/openapi.json describes the routes"), "disable-fastapi-docs enable-offline-docs"),
     group(NoEffect("certificates are read once; restart the server to read new ones"), "enable-ssl-refresh"),
@@ -151,16 +158,13 @@ pub const VLLM: &[Group] = &[
          disable-chunked-mm-input enable-tower-connector-lora",
     ),
     // Values that ask for nothing; others would be missed.
-    group(Only(&["auto", "generate", "pooling"], "the model decides what it is used for"), "runner:s=auto"),
+    group(Only(&["auto", "generate", "pooling"], MODEL_DECIDES), "runner:s=auto"),
     group(
         Only(&["auto", "none", "embed"], "a checkpoint without a head for labels cannot give scores of them"),
         "convert:s=auto",
     ),
     group(
-        Only(
-            &["auto", "generate", "embed", "embedding", "score", "reward", "classify"],
-            "the model decides what it is used for",
-        ),
+        Only(&["auto", "generate", "embed", "embedding", "score", "reward", "classify"], MODEL_DECIDES),
         "task:s=auto",
     ),
     group(
@@ -247,7 +251,7 @@ pub const VLLM: &[Group] = &[
         "otlp-traces-endpoint:s collect-detailed-traces:l",
     ),
     group(Refused("use --profile FILE"), "profiler-config:j"),
-    group(Refused("set CUDA_VISIBLE_DEVICES"), "device-ids:s"),
+    group(Refused(VISIBLE_DEVICES), "device-ids:s"),
     group(Refused("use --kv-cache-memory-bytes"), "num-gpu-blocks-override:i"),
     group(Refused("use --max-queued-requests or --max-inflight-bytes"), "max-num-queued-tokens:h"),
     group(Refused("use --reasoning-parser"), "reasoning-config:j"),
@@ -274,7 +278,7 @@ pub const VLLM: &[Group] = &[
         "sleep-mode-offload-cudagraph sleep-preserve-parameter-names:l weight-transfer-config:j",
     ),
     group(
-        Refused("this engine has no such function"),
+        Refused(NO_SUCH_FUNCTION),
         "tool-server:s enable-return-routed-experts enable-trace-replay enable-mamba-cache-stochastic-rounding \
          return-sampling-mask disable-sliding-window aux-output-config:j watermark-config:j diffusion-config(dc):j \
          ec-transfer-config:j ec-manager-config:j engram-config:j",

@@ -197,6 +197,8 @@ pub struct ModelInfo {
     pub architecture: String,
     /// Number of parameters.
     pub num_parameters: u64,
+    /// Form in which the checkpoint stores most weights: `Q4_K_M`, `GPTQ-Int4`, `BF16`.
+    pub stored_as: String,
     /// Greatest number of prompt and output tokens.
     pub max_model_len: usize,
     /// Size of the vocabulary: token ids are below it.

@@ -95,6 +95,7 @@ fn new_request() -> NewRequest {
         id: RequestId(7),
         prompt: vec![5],
         sequences: 1,
+        first_sequence: 0,
         sampling: SamplingParams::default(),
         stop_ids: Vec::new(),
         seed: 0,

@@ -5,6 +5,7 @@ mod answer_buffer;
 mod channel;
 mod constraint;
 mod handle;
+mod later_sequences;
 mod llm;
 mod outbox;
 mod sleep;

@@ -1,7 +1,7 @@
 //! Token events become text events: each sequence has a text stream, and a stop string in its text ends it. Answers that are
 //! returned together are buffered until all have ended.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use crate::api::{Delta, Event, FinishReason, GenerationRequest, StopCause, Token
 use crate::error::SubmitError;
 use crate::serve::answer_buffer::AnswerBuffer;
 use crate::serve::constraint::ThinkingConstraint;
+use crate::serve::later_sequences::LaterSequences;
 use crate::step::Engine;
 
 /// The text of one sequence.
@@ -34,7 +35,10 @@ pub(crate) enum NextStep {
 struct RequestTexts {
     /// `None` once the sequence has ended.
     sequences: Vec<Option<SequenceText>>,
+    /// Number of sequences that have not ended.
+    open: usize,
     buffer: Option<AnswerBuffer>,
+    later: Option<LaterSequences>,
 }
 
 /// An [`Engine`] whose events carry text. What concerns requests, submissions, aborts and steps, is here; the rest is the engine's own.
@@ -42,8 +46,12 @@ pub(crate) struct TextEngine {
     engine: Engine,
     tokenizer: Arc<Tokenizer>,
     live: HashMap<RequestId, RequestTexts>,
-    /// Sequences in whose text the current step completed a stop string.
+    /// The request and the number of each [later sequence](LaterSequences) in the engine.
+    later: HashMap<RequestId, (RequestId, u32)>,
+    /// Sequences in whose text the current step completed a stop string, as the engine numbers them.
     stopped: Vec<(RequestId, u32)>,
+    /// Requests with later sequences, one of which can be submitted: once for each sequence that ended in the current step.
+    continued: VecDeque<RequestId>,
 }
 
 impl Deref for TextEngine {
@@ -62,7 +70,14 @@ impl DerefMut for TextEngine {
 
 impl TextEngine {
     pub fn new(engine: Engine, tokenizer: Arc<Tokenizer>) -> TextEngine {
-        TextEngine { engine, tokenizer, live: HashMap::new(), stopped: Vec::new() }
+        TextEngine {
+            engine,
+            tokenizer,
+            live: HashMap::new(),
+            later: HashMap::new(),
+            stopped: Vec::new(),
+            continued: VecDeque::new(),
+        }
     }
 
     pub fn submit(
@@ -82,24 +97,30 @@ impl TextEngine {
             }
             None => constraint,
         };
+        let mut later = LaterSequences::split(&mut request, constraint.as_deref(), self.engine.max_num_seqs());
         let id = match constraint {
             Some(constraint) => self.engine.submit_constrained(request, constraint)?,
             None => self.engine.submit(request)?,
         };
         // The engine has checked `n`, so the list is bounded.
         let sequences = (0..n).map(|_| Some(SequenceText { stream: stream.clone(), show_stop })).collect();
-        self.live.insert(id, RequestTexts { sequences, buffer });
+        later.iter_mut().for_each(|later| later.follow(&self.engine, id));
+        self.live.insert(id, RequestTexts { sequences, open: n, buffer, later });
         Ok(id)
     }
 
     pub fn abort(&mut self, id: RequestId) {
-        self.live.remove(&id);
         self.engine.abort(id);
+        if self.live.remove(&id).is_some_and(|request| request.later.is_some()) {
+            let of_request = |_: &RequestId, (first, _): &mut (RequestId, u32)| *first == id;
+            self.later.extract_if(of_request).for_each(|(id, _)| _ = self.engine.abort(id));
+        }
     }
 
     /// Cancels all requests.
     pub fn abort_all(&mut self) {
-        for (id, _) in self.live.drain() {
+        let later = self.later.drain().map(|(id, _)| id);
+        for id in self.live.drain().map(|(id, _)| id).chain(later) {
             self.engine.abort(id);
         }
     }
@@ -110,40 +131,30 @@ impl TextEngine {
     }
 
     fn advance(&mut self, next: NextStep, emit: &mut dyn FnMut(RequestId, Event, bool)) {
-        let TextEngine { engine, live, stopped, .. } = self;
-        let on_event = |id, event| {
-            let Some(RequestTexts { sequences, buffer }) = live.get_mut(&id) else { return };
-            let delta = match event {
+        let TextEngine { engine, live, later, stopped, continued, .. } = self;
+        let on_event = |engine_id, event| {
+            let (id, number) = later.get(&engine_id).copied().unwrap_or((engine_id, 0));
+            let Some(request) = live.get_mut(&id) else { return };
+            let (index, token, finish, drafts) = match event {
+                // The first sequences have said it.
+                _ if number > 0 && !matches!(event, TokenEvent::Token { .. }) => return,
                 TokenEvent::PromptLogprobs(scores) => return emit(id, Event::PromptLogprobs(scores), false),
                 TokenEvent::Embedding(vector) => return emit(id, Event::Embedding(vector), false),
                 TokenEvent::Started { cached_tokens } => return emit(id, Event::Started { cached_tokens }, false),
-                TokenEvent::Token { index, token, finish, drafts } => {
-                    let Some(text) = sequences.get_mut(index as usize).and_then(Option::as_mut) else { return };
-                    let is_live = finish.is_none();
-                    let mut delta = text.add_token(index, token, finish);
-                    delta.drafts = drafts;
-                    if delta.finish.is_some() {
-                        sequences[index as usize] = None;
-                        if is_live {
-                            stopped.push((id, index));
-                        }
-                    }
-                    delta
-                }
+                TokenEvent::Token { index, token, finish, drafts } => (index, token, finish, drafts),
             };
-            let last = sequences.iter().all(Option::is_none);
-            match buffer {
-                None => emit(id, Event::Delta(delta), last),
-                Some(buffer) => {
-                    buffer.add(delta);
-                    if last {
-                        let answers = buffer.take();
-                        let count = answers.len();
-                        answers.into_iter().zip(1..).for_each(|(answer, i)| emit(id, Event::Delta(answer), i == count));
-                    }
+            let Some(text) = request.text(number + index) else { return };
+            let is_live = finish.is_none();
+            let mut delta = text.add_token(number + index, token, finish);
+            delta.drafts = drafts;
+            if delta.finish.is_some() {
+                if is_live {
+                    stopped.push((engine_id, index));
                 }
+                later.remove(&engine_id);
+                continued.extend(request.later.is_some().then_some(id));
             }
-            if last {
+            if request.deliver(id, delta, emit) {
                 live.remove(&id);
             }
         };
@@ -154,6 +165,47 @@ impl TextEngine {
         for (id, index) in stopped.drain(..) {
             engine.finish_sequence(id, index);
         }
+        while let Some(id) = continued.pop_front() {
+            let Some(request) = live.get_mut(&id) else { continue };
+            match request.later.as_mut().and_then(|sequences| sequences.next(engine)) {
+                None => {}
+                Some((number, Ok(engine_id))) => drop(later.insert(engine_id, (id, number))),
+                Some((number, Err(error))) => {
+                    let finish = Some(FinishReason::Error(error.to_string()));
+                    continued.push_back(id);
+                    if request.deliver(id, Delta { index: number, finish, ..Delta::default() }, emit) {
+                        live.remove(&id);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl RequestTexts {
+    fn text(&mut self, index: u32) -> Option<&mut SequenceText> {
+        self.sequences.get_mut(index as usize)?.as_mut()
+    }
+
+    /// Passes on output of a sequence, or buffers it. Returns whether the request has ended.
+    fn deliver(&mut self, id: RequestId, delta: Delta, emit: &mut dyn FnMut(RequestId, Event, bool)) -> bool {
+        if delta.finish.is_some() {
+            self.sequences[delta.index as usize] = None;
+            self.open -= 1;
+        }
+        let last = self.open == 0;
+        match &mut self.buffer {
+            None => emit(id, Event::Delta(delta), last),
+            Some(buffer) => {
+                buffer.add(delta);
+                if last {
+                    let answers = buffer.take();
+                    let count = answers.len();
+                    answers.into_iter().zip(1..).for_each(|(answer, i)| emit(id, Event::Delta(answer), i == count));
+                }
+            }
+        }
+        last
     }
 }
 

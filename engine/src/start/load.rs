@@ -213,6 +213,7 @@ pub fn load(engine: &EngineConfig, on: LoadOn, progress: Progress<'_>) -> Result
         name: files.name(),
         architecture: config.architecture.to_string(),
         num_parameters: whole.num_parameters(),
+        stored_as: models::stored_as(files, &opened.weights),
         max_model_len: plan.max_model_len,
         vocab_size: config.decoder.vocab_size(),
         longest_prompt: plan.max_model_len - usize::from(!config.is_headless),

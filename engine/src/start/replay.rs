@@ -14,6 +14,7 @@ use super::open::open;
 use crate::api::EngineConfig;
 use crate::error::EngineError;
 use crate::parallel::Rank;
+use crate::step::MOST_SEQUENCES;
 use crate::worker::record::{Entry, MAGIC, MAX_ENTRY, Start};
 use crate::worker::{Draw, StepError, StepInput, StepOutput, Worker};
 
@@ -238,6 +239,7 @@ impl Bounds {
         at_most("draws", input.draws.len(), input.plan.spans.len())?;
         for request in &input.requests {
             at_most("sequences of a request", request.sequences as usize, self.max_num_seqs)?;
+            at_most("sequences before one", request.first_sequence as usize, MOST_SEQUENCES)?;
             at_most("tokens of a prompt", request.prompt.len(), self.max_model_len)?;
             at_most("alternatives of a prompt's token", request.prompt_logprobs.unwrap_or(0), self.vocab_size)?;
             request.sampling.validate().map_err(|error| error.message)?;

@@ -10,6 +10,9 @@ use crate::error::SubmitError;
 /// Most bytes of a request as other ranks and recordings get it. So the size of a step is bounded: by this for each of its new requests.
 const MOST_BYTES: usize = 32 << 20;
 
+/// Most sequences of a request. Those that do not run at once wait, and each takes memory.
+pub(crate) const MOST_SEQUENCES: usize = 16 << 10;
+
 /// Upper bound of the encoded size of a request: at most 5 bytes for a token id or a length, and 4 more for a bias.
 fn most_bytes(request: &GenerationRequest) -> usize {
     let GenerationParams { sampling, stop_token_ids, .. } = &request.params;
@@ -110,6 +113,11 @@ fn check_search(params: &GenerationParams) -> Result<(), SubmitError> {
     let n = params.n;
     if n == 0 {
         return invalid("n", "found 0, expected at least 1".to_string());
+    }
+    for (param, found) in [("n", n), ("best_of", params.best_of.unwrap_or(n))] {
+        if found > MOST_SEQUENCES {
+            return invalid(param, format!("found {found}, expected at most {MOST_SEQUENCES}"));
+        }
     }
     let Some(beam) = params.beam else {
         return match params.best_of {

@@ -38,6 +38,7 @@ use crate::worker::{NewRequest, StepInput, StepOutput, Worker, WorkerInfo};
 use adapters::AdapterNames;
 pub(crate) use adapters::LoadedAdapter;
 use beam::BeamSearchState;
+pub(crate) use check::MOST_SEQUENCES;
 use check::{check, refused};
 pub use exchange::KvTransferParts;
 pub(crate) use exchange::LoadId;
@@ -48,6 +49,7 @@ use in_flight::StepInFlight;
 use kv_events::KvEvents;
 use prompt_budget::PromptBudget;
 use publish::Outcomes;
+pub(crate) use request::Origin;
 use request::{EngineRequest, end_reason};
 
 /// Runs requests on token ids, one step at a time. The engine owns the scheduler and the state of all requests; a worker
@@ -66,6 +68,7 @@ pub struct Engine {
     eos_token_ids: Vec<u32>,
     is_headless: bool,
     max_model_len: usize,
+    max_num_seqs: usize,
     seed: u64,
     next_id: u64,
     generation_tokens: u64,
@@ -135,7 +138,7 @@ impl Engine {
     pub fn new(parts: EngineParts) -> Result<Engine, EngineError> {
         let EngineParts { worker, info, sched, eos_token_ids, is_headless, seed, itl_target, .. } = parts;
         let EngineParts { adapters, speculation, kv_events, kv_transfer, .. } = parts;
-        let max_model_len = sched.max_model_len;
+        let (max_model_len, max_num_seqs) = (sched.max_model_len, sched.max_num_seqs);
         let block_events = kv_events.is_some();
         let sched = SchedConfig { max_in_flight: info.max_in_flight, block_events, ..sched };
         let kv_events = kv_events.map(|sockets| KvEvents::start(sockets, &sched)).transpose()?;
@@ -164,6 +167,7 @@ impl Engine {
             eos_token_ids,
             is_headless,
             max_model_len,
+            max_num_seqs,
             seed,
             next_id: 0,
             generation_tokens: 0,
@@ -206,7 +210,7 @@ impl Engine {
             let problem = "an engine on token ids has no grammars: call submit_constrained";
             return Err(SubmitError::invalid(wanted.param, problem));
         }
-        self.admit(request, None)
+        self.admit(request, None, None)
     }
 
     /// Like [`Engine::submit`], with a constraint on every sequence of the request.
@@ -218,13 +222,35 @@ impl Engine {
         request: GenerationRequest,
         constraint: Box<dyn Constraint>,
     ) -> Result<RequestId, SubmitError> {
-        self.admit(request, Some(constraint))
+        self.admit(request, Some(constraint), None)
+    }
+
+    /// Greatest number of sequences of a step.
+    pub(crate) fn max_num_seqs(&self) -> usize {
+        self.max_num_seqs
+    }
+
+    /// What further sequences of a request that was just submitted have in common with it.
+    pub(crate) fn origin(&self, id: RequestId) -> Option<Origin> {
+        let request = self.requests.get(&id)?;
+        Some(Origin { seed: request.unsent.as_ref()?.seed, adapter: request.adapter.clone() })
+    }
+
+    /// Adds a request whose first sequence is number `first` of all that continue the prompt of another request.
+    pub(crate) fn submit_later(
+        &mut self,
+        request: GenerationRequest,
+        constraint: Option<Box<dyn Constraint>>,
+        (origin, first): (&Origin, u32),
+    ) -> Result<RequestId, SubmitError> {
+        self.admit(request, constraint, Some((origin, first)))
     }
 
     fn admit(
         &mut self,
         request: GenerationRequest,
         constraint: Option<Box<dyn Constraint>>,
+        later: Option<(&Origin, u32)>,
     ) -> Result<RequestId, SubmitError> {
         check(&request, self.info.vocab_size, (self.max_model_len, !self.is_headless), &self.eos_token_ids)?;
         if self.is_headless && request.params.pooling.is_none() {
@@ -237,7 +263,10 @@ impl Engine {
             return Err(SubmitError::invalid("thinking_token_budget", problem));
         }
         let GenerationRequest { prompt, params, priority, cache_salt, second, adapter, kv_transfer } = request;
-        let adapter = adapter.map(|name| self.adapters.find(&name)).transpose()?;
+        let adapter = match later {
+            Some((origin, _)) => origin.adapter.clone(),
+            None => adapter.map(|name| self.adapters.find(&name)).transpose()?,
+        };
         if constraint.is_some() && params.beam.is_some() {
             return Err(SubmitError::invalid("use_beam_search", "cannot be combined with a constraint"));
         }
@@ -297,10 +326,14 @@ impl Engine {
                 id,
                 prompt,
                 sequences: if beam.is_some() { 1 } else { samples as u32 },
+                first_sequence: later.map_or(0, |(_, first)| first),
                 // The seed is in `seed`, so that all prompts of a call have the same parameters.
                 sampling: SamplingParams { seed: None, ..params.sampling.clone() },
                 stop_ids,
-                seed: params.sampling.seed.unwrap_or_else(|| derive_seed(self.seed, id.0)),
+                seed: match later {
+                    Some((origin, _)) => origin.seed,
+                    None => params.sampling.seed.unwrap_or_else(|| derive_seed(self.seed, id.0)),
+                },
                 on_host,
                 prompt_logprobs: params.prompt_logprobs,
                 pooling: params.pooling,

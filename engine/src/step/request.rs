@@ -42,6 +42,13 @@ pub(super) struct EngineRequest {
     pub adapter: Option<Arc<AdapterRef>>,
 }
 
+/// What sequences of one request share that are submitted at different times.
+pub(crate) struct Origin {
+    pub seed: u64,
+    /// The adapter that its name stood for at first.
+    pub adapter: Option<Arc<AdapterRef>>,
+}
+
 impl EngineRequest {
     /// Whether the host still has to read rows of the prompt, for log-probabilities or for an embedding.
     pub fn needs_prompt_rows(&self) -> bool {

@@ -166,6 +166,8 @@ pub struct NewRequest {
     pub prompt: Vec<u32>,
     /// Number of sequences that draw. A beam search counts as one.
     pub sequences: u32,
+    /// Index of the first of them among all sequences that continue the prompt, for the random numbers.
+    pub first_sequence: u32,
     /// Sampling parameters. Serialized by the [`StepInput`].
     #[serde(skip)]
     pub sampling: SamplingParams,

@@ -6,7 +6,7 @@
 //! inputs must give equal outputs, to the bit.
 //!
 //! ```text
-//! "quire recording 3\n" | length, Start | length, Input | length, Input | length, Output | length, Input | …
+//! "quire recording 4\n" | length, Start | length, Input | length, Input | length, Output | length, Input | …
 //! ```
 //!
 //! A length is 4 bytes, little-endian; an entry is in [postcard](https://postcard.jamesmunns.com)'s format.
@@ -26,7 +26,7 @@ use crate::api::EngineConfig;
 use crate::error::EngineError;
 use crate::speculate::ProposeError;
 
-pub(crate) const MAGIC: &[u8] = b"quire recording 3\n";
+pub(crate) const MAGIC: &[u8] = b"quire recording 4\n";
 /// Greatest size of an entry in bytes: about ten million new tokens in one step.
 pub(crate) const MAX_ENTRY: usize = 64 << 20;
 

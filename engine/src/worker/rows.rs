@@ -56,7 +56,7 @@ impl<'a> LogitsRow<'a> {
         draw: &'a Draw,
         logits: &'a [f32],
     ) -> LogitsRow<'a> {
-        let NewRequest { prompt, sampling, stop_ids, seed, .. } = &*state.request;
+        let NewRequest { prompt, sampling, stop_ids, seed, first_sequence, .. } = &*state.request;
         // Sequences that share a row have no output yet, and they share the mask.
         let own = live.first().and_then(|first| state.outputs.get(first.index as usize)?.as_deref());
         let (output, allowed, likeliest) = match draw {
@@ -69,15 +69,15 @@ impl<'a> LogitsRow<'a> {
             Draw::Nothing => (None, None, None),
         };
         let output = output.unwrap_or_default();
-        let context = Context { prompt, output, stop_ids, allowed, seed: *seed, sequence: 0 };
+        let context = Context { prompt, output, stop_ids, allowed, seed: *seed, sequence: *first_sequence };
         LogitsRow { at, logits, sampling, context, likeliest, live, drawn: None }
     }
 
     /// A row of the logits of a draft model. The token is drawn as the sequence's next one would be, without a grammar.
     pub fn of_draft(state: &'a RequestState, at: HostRow, seq: SeqId, logits: &'a [f32]) -> LogitsRow<'a> {
-        let NewRequest { prompt, sampling, stop_ids, seed, .. } = &*state.request;
+        let NewRequest { prompt, sampling, stop_ids, seed, first_sequence, .. } = &*state.request;
         let output = state.outputs.get(seq.index as usize).and_then(Option::as_deref).unwrap_or_default();
-        let context = Context { prompt, output, stop_ids, allowed: None, seed: *seed, sequence: 0 };
+        let context = Context { prompt, output, stop_ids, allowed: None, seed: *seed, sequence: *first_sequence };
         LogitsRow { at, logits, sampling, context, likeliest: None, live: vec![seq], drawn: None }
     }
 
@@ -89,7 +89,11 @@ impl<'a> LogitsRow<'a> {
                 Some(Drawn::Likeliest(*seq, sampler.likeliest(logits, sampling, &context, count)))
             }
             (None, Some(_)) => {
-                let sampled = sampler.sample_each(logits, sampling, &context, live.iter().map(|seq| seq.index));
+                let sampled = {
+                    // `sequence` is that of index 0 until here.
+                    let sequences = live.iter().map(|seq| context.sequence + seq.index);
+                    sampler.sample_each(logits, sampling, &context, sequences)
+                };
                 Some(Drawn::Tokens(live.iter().copied().zip(sampled).collect()))
             }
         };

@@ -111,12 +111,12 @@ impl Slots {
                         self.free.pop().ok_or(SampleError::TooMany { what: "slots", found: found + 1, most: found })?;
                     // Assigned before the calls that may fail, so that it is freed with the sequence.
                     request.slots[index as usize] = Some(slot);
+                    let sequence = request.request.first_sequence + index;
                     match from {
-                        Some(from) => self.sampler.fork(from, slot, index)?,
+                        Some(from) => self.sampler.fork(from, slot, sequence)?,
                         None => {
                             let NewRequest { prompt, stop_ids, seed, sampling, .. } = &*request.request;
-                            let (seed, sequence) = (*seed, index);
-                            let context = Context { prompt, output, stop_ids, allowed, seed, sequence };
+                            let context = Context { prompt, output, stop_ids, allowed, seed: *seed, sequence };
                             self.sampler.set_row(slot, sampling, &context)?;
                         }
                     }

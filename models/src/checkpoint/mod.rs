@@ -11,6 +11,7 @@ pub mod gguf;
 pub(crate) mod pattern;
 mod python;
 pub(crate) mod quantized;
+mod stored_as;
 pub(crate) mod weights;
 
 pub use beginning::{Needed, needed};
@@ -19,4 +20,5 @@ pub use demo::demo;
 pub use error::LoadError;
 pub use files::ModelFiles;
 pub use generation::GenerationDefaults;
+pub use stored_as::stored_as;
 pub use weights::{RoundActivations, WeightView, Weights};

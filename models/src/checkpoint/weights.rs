@@ -102,6 +102,11 @@ impl<'a> RawTensor<'a> {
         }
     }
 
+    /// Name of the form of its elements.
+    pub fn stored_as(&self) -> String {
+        self.encoding.map_or_else(|| format!("{:?}", self.dtype), |encoding| encoding.name().to_string())
+    }
+
     /// The form and the rows of a matrix of a GGUF file with rows of `k` weights; `None` for numbers.
     pub fn encoded_rows(&self, k: usize) -> Option<(StoredFormat, Box<dyn StoredRows + Send + 'a>)> {
         self.encoding?.rows(self.data, k)

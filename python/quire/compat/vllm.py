@@ -35,11 +35,11 @@ def get_tokenizer(tokenizer_name: str, *_: Any, trust_remote_code: bool = False,
     return AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=trust_remote_code, revision=revision)
 
 
-def print_embeddings(embeds: list[float], verbose: bool = True) -> None:
+def print_embeddings(embeds: list[float], prefix: str = "Embeddings") -> None:
     """Prints the first numbers of an embedding."""
     shown = ", ".join(map(str, embeds[:4]))
     more = ", ..." if len(embeds) > 4 else ""
-    print(f"Embeddings: [{shown}{more}] (size={len(embeds)})")
+    print(f"{prefix}: [{shown}{more}] (size={len(embeds)})")
 
 
 def resolve_chat_template(tokenizer: Any, chat_template: str | None = None, tools: Any = None, **_: Any) -> str | None:

@@ -108,7 +108,7 @@ fn details(app: &App) -> Value {
     };
     let format = if app.options.root.ends_with(".gguf") { "gguf" } else { "safetensors" };
     json!({"parent_model": "", "format": format, "family": family, "families": [family], "parameter_size": size,
-        "quantization_level": "unknown"})
+        "quantization_level": app.engine.info().stored_as})
 }
 
 /// Reads the name of a model, `model` or, as in older clients, `name`.

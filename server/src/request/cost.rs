@@ -28,6 +28,8 @@ pub struct Cost {
     pub prompts: usize,
     /// Number of sequences per prompt, including candidates and beams.
     pub sequences: usize,
+    /// Number of sequences per prompt that are engine requests of their own at once, because not all run at once.
+    pub later_sequences: usize,
     /// Number of returned sequences per prompt.
     pub n: usize,
     /// Number of tokens of all prompts; a lower bound while they are text.
@@ -71,14 +73,15 @@ impl Cost {
     /// Bytes held until the request is answered, besides the engine's own memory. Running sequences are bounded by the
     /// cache; text accumulates in those that have ended while others run.
     pub fn bytes(&self) -> usize {
+        let copies = 1 + self.later_sequences;
         let ended = if self.is_kept { self.total_sequences().saturating_sub(1) } else { 0 };
         let parts = [
-            self.prompt_tokens.saturating_mul(PROMPT_TOKEN),
+            self.prompt_tokens.saturating_mul(PROMPT_TOKEN).saturating_mul(copies),
             self.total_sequences().saturating_mul(SEQUENCE),
             ended.saturating_mul(self.max_tokens).saturating_mul(OUTPUT_TOKEN),
             self.logprobs().bytes,
             if self.keeps_ids { self.output_tokens().saturating_mul(KEPT_TOKEN + TOKEN_ID) } else { 0 },
-            self.prompts.saturating_mul(self.list_bytes),
+            self.prompts.saturating_mul(self.list_bytes).saturating_mul(copies),
             self.shared_bytes,
             self.repeated_bytes,
         ];

@@ -167,6 +167,7 @@ impl Options {
     ) -> Cost {
         let params = &self.params;
         let sequences = params.n.max(params.best_of.unwrap_or(1)).max(params.beam.map_or(1, |beam| beam.width));
+        let at_once = app.engine.info().max_num_seqs;
         // A search knows its results only at the end, so it keeps everything even in a stream.
         let is_kept = !self.stream || sequences > params.n || params.beam.is_some();
         let entries = |asked, format| app.logprob_entries(asked, format);
@@ -177,6 +178,7 @@ impl Options {
         Cost {
             prompts,
             sequences,
+            later_sequences: sequences.saturating_sub(at_once).min(at_once),
             n: params.n,
             prompt_tokens: tokens,
             max_tokens: self.max_tokens.map_or(default.unwrap_or(rest), |(_, asked)| asked).min(rest),

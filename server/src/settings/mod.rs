@@ -195,7 +195,8 @@ pub struct Limits {
     pub max_prompts: usize,
     /// Maximum number of sequences per prompt
     ///
-    /// This includes `best_of` candidates and beams. The engine may allow fewer.
+    /// This includes `best_of` candidates and beams. Sequences beyond --max-num-seqs wait until others have ended. A beam search that
+    /// is as wide is refused.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = values::positive)]
     pub max_n: usize,
     /// Maximum number of sequences per request: prompts times sequences per prompt

@@ -196,7 +196,7 @@ impl Writer<'_> {
         let arguments = match self.spec.arguments {
             Encoding::Json => self.json(schema.clone()),
             Encoding::Object { name: name_key, arguments, .. } => {
-                let name = Value::from(tool.name.as_str());
+                let name = json_string(&tool.name);
                 head.push(Piece::Text(format!("{{\"{name_key}\": {name}, \"{arguments}\": ")));
                 format!("{} \"}}\"", self.json(schema.clone()))
             }
@@ -235,8 +235,7 @@ impl Writer<'_> {
         let (free, first_character) =
             if spec.place == Place::StartOr(None) { ("SPACE? FREE?", "\\S") } else { ("FREE?", ".") };
         let mut excluded: Vec<String> = not.iter().map(|text| format!("\\s*{}.*", regex(text))).collect();
-        let quoted =
-            names.iter().map(|name| regex(&Value::from(name.as_str()).to_string())).collect::<Vec<_>>().join("|");
+        let quoted = names.iter().map(|name| regex(&json_string(name))).collect::<Vec<_>>().join("|");
         if spec.place != Place::Anywhere {
             // The text of a call from its first character on.
             let names = names.iter().map(|name| regex(name)).collect::<Vec<_>>().join("|");
@@ -346,7 +345,7 @@ impl Writer<'_> {
         let (lead, more) = (terminal(&format!("/{}/", around(variant.lead))), terminal(&format!("/{GAP}/")));
         let mut rules = [Vec::new(), Vec::new()];
         for (name, (_, arguments)) in names.iter().zip(bodies) {
-            let name = regex(&Value::from(name.as_str()).to_string());
+            let name = regex(&json_string(name));
             // The brace is written by its number, so that it is not counted as an open bracket.
             let object = format!("/\\x7b{GAP}\"{name_key}\": ?{name},{GAP}\"{arguments_key}\": ?/");
             let object = terminal(&object);
@@ -359,6 +358,11 @@ impl Writer<'_> {
         let end = if end.is_empty() { String::new() } else { format!("/{end}/") };
         format!("{first} {others}* {end}")
     }
+}
+
+/// A name as JSON writes it.
+pub(super) fn json_string(name: &str) -> String {
+    Value::from(name).to_string()
 }
 
 /// A call of one of the functions, behind `before`.

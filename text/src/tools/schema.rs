@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::format::{Encoding, TYPED};
-use super::grammar::{Piece, Writer};
+use super::grammar::{Piece, Writer, json_string};
 use super::types::Types;
 use crate::grammar::lark::{excluding, quote};
 
@@ -168,7 +168,7 @@ impl Writer<'_> {
         let (mut first, mut later) = ("\"\"".to_string(), "\"\"".to_string());
         for (name, property) in properties.iter().rev() {
             let value = self.literal(root, property);
-            let key = if equals == ": " { Value::from(name.as_str()).to_string() } else { name.clone() };
+            let key = if equals == ": " { json_string(name) } else { name.clone() };
             let pair = self.rule(&format!("{} {value}", quote(&format!("{key}{equals}"))));
             let is_required = is_required(schema, name);
             let next = if is_required { String::new() } else { format!(" | {first}") };

@@ -116,6 +116,11 @@ impl Encoding {
         Encoding { kind, order: Order::Same, values: Values::Same, factor: 1.0 }
     }
 
+    /// Name of the type in the file.
+    pub fn name(&self) -> &'static str {
+        self.kind.name
+    }
+
     /// Type of the values that [`Encoding::decode`] gives.
     pub fn dtype(&self) -> Dtype {
         match (self.kind.storage, self.values) {

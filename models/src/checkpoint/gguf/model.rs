@@ -81,6 +81,11 @@ impl GgufModel {
         Some(FileBytes::Memory(bytes))
     }
 
+    /// The form of its weights by number, if it says so.
+    pub(crate) fn file_type(&self) -> Option<u64> {
+        self.gguf.value("general.file_type").and_then(|value| value.unsigned())
+    }
+
     /// Names and contents of its files.
     pub(crate) fn parts(&self) -> impl Iterator<Item = (&str, FileBytes)> {
         self.gguf.parts()

@@ -118,6 +118,23 @@ impl QuantizationConfig {
         QuantizationConfig { file: fields.file().to_string(), groups: vec![(Targets::All, scheme)] }
     }
 
+    /// Name of the form, that of the first scheme if there are several.
+    pub fn name(&self) -> Option<String> {
+        let (_, scheme) = self.groups.first()?;
+        let name = match scheme.kind {
+            Kind::Gptq { bits, .. } => return Some(format!("GPTQ-Int{bits}")),
+            Kind::Packed { bits, .. } => return Some(format!("Int{bits}")),
+            Kind::Awq { .. } => "AWQ-Int4",
+            Kind::Int8 { .. } => "Int8",
+            Kind::Fp8 { .. } => "FP8",
+            Kind::Mxfp4 => "MXFP4",
+            Kind::Nvfp4 { .. } => "NVFP4",
+            Kind::Mixed => "FP8 and NVFP4",
+            Kind::Nf4 => "NF4",
+        };
+        Some(name.to_string())
+    }
+
     /// The scheme of a module, if it is quantised.
     ///
     /// # Errors
