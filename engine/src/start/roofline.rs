@@ -40,8 +40,8 @@ pub struct Roofline {
     pub threads: usize,
     /// Read bandwidth in bytes per second.
     pub read: f64,
-    /// Operations per second (a multiplication and an addition are two): on a CPU of 8-bit integers if weights are quantised,
-    /// otherwise of the type of the computation; on a GPU of half precision on tensor cores. On `cuda-sim` this and `read` are infinite.
+    /// Operations per second (a multiplication and an addition are two): on a CPU of 8-bit integers if some weights take
+    /// activations in 8 bits, otherwise of the type of the computation; on a GPU of half precision on tensor cores. On `cuda-sim` this and `read` are infinite.
     pub peak: f64,
     /// Bytes of weights that a step reads.
     pub weight_bytes: u64,
@@ -67,11 +67,12 @@ impl Roofline {
         let pool = opened.device.pool();
         let (read, peak) = match opened.device.name() {
             "cpu" => {
-                let peak = match (engine.quantization, opened.kernels.arithmetic) {
-                    (Some(_), _) => measure::int8_peak(pool),
-                    (None, Arithmetic::Tiles) => measure::tile_peak(pool).unwrap_or_else(|| measure::f32_peak(pool)),
-                    (None, Arithmetic::Pairs) => measure::bf16_peak(pool),
-                    (None, Arithmetic::Exact) => measure::f32_peak(pool),
+                let in_bytes = opened.config.decoder.all_linears().any(|linear| linear.form.takes_blocks());
+                let peak = match (in_bytes, opened.kernels.arithmetic) {
+                    (true, _) => measure::int8_peak(pool),
+                    (false, Arithmetic::Tiles) => measure::tile_peak(pool).unwrap_or_else(|| measure::f32_peak(pool)),
+                    (false, Arithmetic::Pairs) => measure::bf16_peak(pool),
+                    (false, Arithmetic::Exact) => measure::f32_peak(pool),
                 };
                 (measure::read_bandwidth(pool, BEYOND_CACHES), peak)
             }
