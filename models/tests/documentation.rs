@@ -79,7 +79,7 @@ fn row(family: &Supported) -> String {
         ModelConfig::load(&copy.files()).unwrap_or_else(|error| panic!("{family:?}: {error}"))
     };
     let of_family = |config: &Value| family.architectures.iter().any(|name| config["architectures"][0] == *name);
-    let cases = cases::all().into_iter().chain(encoders::cases()).map(|case| case.config).filter(of_family);
+    let cases = cases::all().into_iter().chain(encoders::cases(36)).map(|case| case.config).filter(of_family);
     let mut configs: Vec<ModelConfig> = match family.reference.first() {
         Some(case) => vec![ModelConfig::load(&files(case)).unwrap()],
         None => cases.map(load).collect(),

@@ -216,8 +216,14 @@ fn mtp_cases() -> Vec<Mtp> {
     let nemotron = json!({"hybrid_override_pattern": "*E", "mtp_hybrid_override_pattern": "*E", "layer_norm_epsilon": 1e-5,
         "rms_norm_eps": null, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
         "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 24, "n_shared_experts": 1, "moe_latent_size": 20,
-        "norm_topk_prob": true, "mlp_hidden_act": "relu2"});
+        "norm_topk_prob": true, "mlp_hidden_act": "relu2", "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2,
+        "ssm_state_size": 6, "conv_kernel": 3});
     vec![
+        layer(deepseek),
+        layer(glm),
+        own(next),
+        own(base("Qwen3_5ForCausalLM", "qwen3_5_text", recurrent)),
+        layer(indexed),
         normed(
             base("BailingMoeV2ForCausalLM", "bailing_moe_v2", ling),
             [
@@ -245,11 +251,6 @@ fn mtp_cases() -> Vec<Mtp> {
                 "mtp.layers.1.final_layernorm.weight",
             ],
         ),
-        layer(deepseek),
-        layer(glm),
-        own(next),
-        own(base("Qwen3_5ForCausalLM", "qwen3_5_text", recurrent)),
-        layer(indexed),
     ]
 }
 
