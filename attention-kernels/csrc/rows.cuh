@@ -80,9 +80,8 @@ struct Piece {
     Piece() = default;
     __device__ __forceinline__ Piece(const AttentionArgs& args, uint32_t partition) : partition(partition) {
         if (!is_split()) return;
-        const uint32_t size = args.work[1].x;
-        first = partition * size;
-        end = first + size;
+        first = partition * args.work[1].x;
+        end = first + args.work[1].x;
     }
     __device__ __forceinline__ bool is_split() const { return partition != ALL_PARTITIONS; }
 };
