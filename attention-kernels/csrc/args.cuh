@@ -5,11 +5,10 @@
 
 namespace quire {
 
-// Keys are reduced in partitions of this number of tokens, counted from the start of the sequence; those that are split over thread
-// blocks possibly in smaller ones.
+// Keys are reduced in partitions of this number of tokens, counted from the start of the sequence.
 constexpr uint32_t PARTITION = 512;
 
-// In place of a partition of the work list: the whole context, one partition after the other.
+// In place of a partition: all partitions, one after the other.
 constexpr uint32_t ALL_PARTITIONS = 0xffffffff;
 
 // In place of the partials of a sequence: it has none, because one thread block computes a row and head.
@@ -68,8 +67,8 @@ struct AttentionArgs : AttentionShape {
     float* lse;                    // null, or [rows, num_heads]: natural log of the sum of exp(score) and of exp(sink)
     float* partial_sums;           // [partials, num_heads, value_dim]: a partial is a partition of a row
     float* partial_states;         // [.., 2] with the same leading dimensions: greatest score (base 2), sum of weights
-    uint2* work;                   // null: a block for each row and head. Else [0].x items, each a sequence of the batch and a
-                                   // partition of [1].x tokens or ALL_PARTITIONS, from [2] on. [0].y is 0 before and after
+    const uint2* work;             // null: a block for each row and head. Else [0].x items, then the items: a sequence of the
+                                   // batch, and a partition or ALL_PARTITIONS
     const int32_t* first_partials; // [sequences of the batch]: index of the partial of partition 0 (may be negative, if that
                                    // is not an item), or NO_PARTIALS
     const int32_t* block_tables;   // [num_seqs, max_blocks]
@@ -90,7 +89,7 @@ struct AttentionArgs : AttentionShape {
 // Parameters of every attention kernel. Pointers are separate parameters, so that a launch can tell them from numbers.
 #define QUIRE_ATTENTION_PARAMETERS                                                                                      \
     const void *query, const void *keys, const void *values, void *output, float *lse, float *partial_sums,             \
-        float *partial_states, uint2 *work, const int32_t *first_partials, const int32_t *block_tables,           \
+        float *partial_states, const uint2 *work, const int32_t *first_partials, const int32_t *block_tables,           \
         const uint32_t *context_lens, const uint32_t *query_starts, const float *k_scales,   \
         const float *v_scales, const float *alibi_slopes, const float *sinks, const quire::AttentionShape shape
 #define QUIRE_CHOSEN_PARAMETERS QUIRE_ATTENTION_PARAMETERS, const uint32_t *chosen, uint32_t most

@@ -17,12 +17,13 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
     auto& shared = *reinterpret_cast<TileShared<Shape>*>(memory);
     const uint32_t group = args.num_heads / args.num_kv_heads;
     const uint32_t tiles = (args.query_len * group + Shape::ROWS - 1) / Shape::ROWS;
-    for (Units units(args, tiles * args.num_kv_heads); units.more(); units.next()) {
-        const Unit unit = units.unit();
+    const uint32_t parts = tiles * args.num_kv_heads, units = Unit::count(args, parts);
+    for (uint32_t i = blockIdx.x; i < units; i += gridDim.x) {
+        const Unit unit(args, i, parts);
         if (unit.seq >= args.num_seqs) continue;
         const uint32_t kv_head = unit.part / tiles;
         TileRows<Shape> tile(args, unit.seq, kv_head, unit.part % tiles * Shape::ROWS);
-        compute_rows(args, shared, TileTask(args, unit.seq, kv_head, tile.sparse), tile, unit.piece);
+        compute_rows(args, shared, TileTask(args, unit.seq, kv_head, tile.sparse), tile, unit.partition);
     }
 }
 

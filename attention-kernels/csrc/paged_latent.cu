@@ -26,12 +26,12 @@ using Latents16 = LatentShape<T, KV8, KEY, KEY - ROTATED, 1, 4>;
 // Computes the rows of a unit of the work list. Sums of several partitions take the smaller tiles.
 template <class Wide, class Narrow>
 __device__ __forceinline__ void latent_unit(const AttentionArgs& args, unsigned char* memory, uint32_t seq, uint32_t kv_head,
-                                            uint32_t first_row, const Piece& piece) {
+                                            uint32_t first_row, uint32_t partition) {
     TileRows<Wide> tile(args, seq, kv_head, first_row);
     const bool one = tile.visible.first / PARTITION == (max(tile.visible.end, 1u) - 1) / PARTITION;
-    if (Wide::FOLDS || piece.is_split() || one) {
+    if (Wide::FOLDS || partition != ALL_PARTITIONS || one) {
         auto& shared = *reinterpret_cast<typename Wide::Shared*>(memory);
-        compute_latent_rows<Wide>(args, shared, TileTask(args, seq, kv_head, tile.sparse), tile, piece);
+        compute_latent_rows<Wide>(args, shared, TileTask(args, seq, kv_head, tile.sparse), tile, partition);
         return;
     }
     if constexpr (!Wide::FOLDS) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void latent_unit(const AttentionArgs& args, unsigned 
 #pragma unroll 1
         for (uint32_t row = first_row; row < first_row + Wide::ROWS; row += Narrow::ROWS) {
             TileRows<Narrow> part(args, seq, kv_head, row);
-            compute_latent_rows<Narrow>(args, shared, TileTask(args, seq, kv_head, part.sparse), part, piece);
+            compute_latent_rows<Narrow>(args, shared, TileTask(args, seq, kv_head, part.sparse), part, partition);
         }
     }
 }
@@ -53,12 +53,13 @@ struct LatentDecode {
     static __device__ __forceinline__ void run(const AttentionArgs& args, unsigned char* memory) {
         const uint32_t group = args.num_heads / args.num_kv_heads;
         const uint32_t tiles = (args.query_len * group + Wide::ROWS - 1) / Wide::ROWS;
-        for (Units units(args, tiles * args.num_kv_heads); units.more(); units.next()) {
-            const Unit unit = units.unit();
+        const uint32_t parts = tiles * args.num_kv_heads, units = Unit::count(args, parts);
+        for (uint32_t i = blockIdx.x; i < units; i += gridDim.x) {
+            const Unit unit(args, i, parts);
             if (unit.seq >= args.num_seqs) continue;
             if (!Wide::FOLDS) __syncthreads();  // the unit before may have divided shared memory otherwise
             const uint32_t first_row = unit.part % tiles * Wide::ROWS;
-            latent_unit<Wide, Narrow>(args, memory, unit.seq, unit.part / tiles, first_row, unit.piece);
+            latent_unit<Wide, Narrow>(args, memory, unit.seq, unit.part / tiles, first_row, unit.partition);
         }
     }
 };
@@ -73,7 +74,7 @@ struct LatentPrefill {
         const uint32_t kv_head = blockIdx.y;
         TileRows<Shape> tile(args, block.seq, kv_head, block.first_row);
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
-        compute_latent_rows<Shape>(args, shared, TileTask(args, block.seq, kv_head, tile.sparse), tile, Piece());
+        compute_latent_rows<Shape>(args, shared, TileTask(args, block.seq, kv_head, tile.sparse), tile, ALL_PARTITIONS);
     }
 };
 
@@ -88,7 +89,7 @@ struct LatentChosen {
         TileTask task(args, row.seq, 0, tile.sparse);
         task.chosen = chosen_of(args, row);
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
-        compute_latent_rows<Shape>(args, shared, task, tile, Piece());
+        compute_latent_rows<Shape>(args, shared, task, tile, ALL_PARTITIONS);
     }
 };
 

@@ -72,69 +72,19 @@ struct Row {
     }
 };
 
-// The tokens of a context that a thread block computes at a time: a partition of the work list, or all.
-struct Piece {
-    uint32_t partition = ALL_PARTITIONS;
-    uint32_t first = 0, end = 0xffffffff;
-
-    Piece() = default;
-    __device__ __forceinline__ Piece(const AttentionArgs& args, uint32_t partition) : partition(partition) {
-        if (!is_split()) return;
-        first = partition * args.work[1].x;
-        end = first + args.work[1].x;
-    }
-    __device__ __forceinline__ bool is_split() const { return partition != ALL_PARTITIONS; }
-};
-
-// What a thread block computes at a time: `part` of `parts` of an item of the work list.
+// What a thread block computes at a time: `part` of `parts` of an item of the work list. A launch has as many blocks as the
+// device runs at once, and each takes every gridDim.x-th unit, so one grid serves any lengths.
 struct Unit {
-    uint32_t seq, part;
-    Piece piece;
+    uint32_t seq, partition, part;
 
     __device__ __forceinline__ Unit(const AttentionArgs& args, uint32_t unit, uint32_t parts) {
-        const uint2 item = args.work[2 + unit / parts];
+        const uint2 item = args.work[1 + unit / parts];
         seq = item.x - args.first_seq;
-        piece = Piece(args, item.y);
+        partition = item.y;
         part = unit % parts;
     }
-};
-
-// The units that a block takes. A launch has as many blocks as the device runs at once, so one grid serves any lengths. A block
-// takes the unit of its own index, then the next one that no block has taken, so all blocks end at about the same time although
-// the multiprocessors differ in bandwidth. Without a work list each block has one unit. All threads of a block call the same functions.
-struct Units {
-    const AttentionArgs& args;
-    uint32_t parts, count;
-    uint32_t at, turn = 0;
-    uint32_t following = 0;  // in thread 0: asked for when a unit begins, so that the answer has come when it ends
-
-    __device__ __forceinline__ Units(const AttentionArgs& args, uint32_t parts)
-        : args(args), parts(parts), count(args.work ? args.work[0].x * parts : gridDim.x), at(blockIdx.x) {
-        ask();
-    }
-    __device__ __forceinline__ bool more() const { return at < count; }
-    __device__ __forceinline__ Unit unit() const { return Unit(args, at, parts); }
-
-    __device__ __forceinline__ void next() {
-        if (!args.work) {
-            at = count;
-            return;
-        }
-        __shared__ uint32_t answers[2];  // two, because a thread may read one while thread 0 stores the next
-        if (threadIdx.x == 0) {
-            answers[turn % 2] = following;
-            // A question was asked for each unit, so this is the answer to the last: the counter is as the next launch expects it.
-            if (following - gridDim.x == count - 1) args.work[0].y = 0;
-        }
-        __syncthreads();
-        at = answers[turn % 2];
-        turn++;
-        ask();
-    }
-
-  private:
-    __device__ __forceinline__ void ask() {
-        if (args.work && threadIdx.x == 0 && at < count) following = gridDim.x + atomicAdd(&args.work[0].y, 1u);
+    static __device__ __forceinline__ uint32_t count(const AttentionArgs& args, uint32_t parts) {
+        return args.work[0].x * parts;
     }
 };
 

@@ -33,8 +33,8 @@ pub struct WorkspaceLimits {
     pub num_heads: usize,
     /// Elements per head.
     pub head_dim: usize,
-    /// Number of partial results of contexts that are split over thread blocks, one for each partition and query row; each costs
-    /// `num_heads * (head_dim + 2) * 4` bytes. Contexts that find no space are not split, which
+    /// Number of partial results of contexts that are split over thread blocks, one for each partition of [`PARTITION`] tokens
+    /// and query row; each costs `num_heads * (head_dim + 2) * 4` bytes. Contexts that find no space are not split, which
     /// changes no bit. 0: contexts are never split.
     pub max_partials: usize,
     /// Number of block copies of a step.
@@ -68,7 +68,7 @@ impl WorkspaceLimits {
 /// Arrays of a step and space for partial results, on the device.
 pub struct Workspace {
     limits: WorkspaceLimits,
-    /// The words of [`WorkList::words`].
+    /// Number of items, padded to 8 bytes, then `[items, 2]` u32 ([`WorkList`]).
     pub(crate) work: Mirror,
     /// `[num_seqs]` i32.
     pub(crate) first_partials: Mirror,
@@ -126,11 +126,6 @@ impl Workspace {
             partial_states: device.alloc(states)?,
             loaded: Loaded::default(),
         })
-    }
-
-    /// Lets contexts be split further while the list of work has at most so many items, from the next step on.
-    pub fn split_into(&mut self, most_items: usize) {
-        self.loaded.work.set_most_items(most_items);
     }
 
     /// Returns the limits.

@@ -19,11 +19,11 @@ fn batch(lens: &[(usize, usize)]) -> AttentionBatch {
     }
 }
 
-/// Partitions of `size` tokens of which some row of a sequence sees a token, row by row and token by token.
-fn seen(rows: usize, context: usize, window: Option<usize>, size: usize) -> BTreeSet<u32> {
+/// Partitions of which some row of a sequence sees a token, row by row and token by token.
+fn seen(rows: usize, context: usize, window: Option<usize>) -> BTreeSet<u32> {
     let positions = (0..rows).filter_map(|row| (context + row).checked_sub(rows));
     let tokens = positions.flat_map(|at| (at + 1).saturating_sub(window.unwrap_or(usize::MAX))..at + 1);
-    tokens.map(|token| (token / size) as u32).collect()
+    tokens.map(|token| (token / PARTITION) as u32).collect()
 }
 
 fn sequences() -> impl Strategy<Value = Vec<(usize, usize)>> {
@@ -38,17 +38,12 @@ proptest! {
         lens in sequences(),
         window in prop_oneof![Just(None), (1usize..1500).prop_map(Some)],
         space in prop_oneof![Just(usize::MAX), 0usize..80],
-        most_items in prop_oneof![Just(0usize), 1usize..100],
     ) {
         let batch = batch(&lens);
         let mut list = WorkList::default();
-        list.set_most_items(most_items);
         // What an earlier step left must not matter.
         list.plan(&self::batch(&[(1, 5000), (3, 2000)]), None, usize::MAX);
         list.plan(&batch, window, space);
-        let size = list.partition as usize;
-        let read = list.items.iter().filter(|item| batch.context_lens[item[0] as usize] > 0).count();
-        prop_assert!([64, 128, 256, 512].contains(&size) && (size == PARTITION || read <= most_items));
         let unique: BTreeSet<_> = list.items.iter().collect();
         prop_assert_eq!(unique.len(), list.items.len());
         let mut partials = BTreeSet::new();
@@ -56,7 +51,7 @@ proptest! {
         for (seq, (rows, context)) in lens.iter().enumerate() {
             let items: BTreeSet<u32> =
                 list.items.iter().filter(|item| item[0] == seq as u32).map(|item| item[1]).collect();
-            let seen = seen(*rows, *context, window, size);
+            let seen = seen(*rows, *context, window);
             match list.first_partials[seq] {
                 _ if *rows == 0 => prop_assert!(items.is_empty()),
                 NO_PARTIALS => {
@@ -99,32 +94,5 @@ fn the_longest_items_come_first() {
     assert_eq!(list.items, want);
     assert_eq!(list.first_partials, [NO_PARTIALS, NO_PARTIALS, 4, 0, NO_PARTIALS]);
     let words: Vec<[u8; 8]> = list.words().collect();
-    assert_eq!(words[..3], [10, PARTITION as u64, u64::from(all) << 32 | 4].map(u64::to_le_bytes));
-}
-
-#[test]
-fn few_contexts_are_split_further_while_the_device_has_blocks_for_them() {
-    let partition = |lens: &[(usize, usize)], most_items, space| {
-        let mut list = WorkList::default();
-        list.set_most_items(most_items);
-        list.plan(&batch(lens), None, space);
-        (list.partition, list.items.len())
-    };
-    // 132 multiprocessors and 8 KV heads.
-    for (lens, want) in [
-        (vec![(1, 512)], (64, 8)),
-        (vec![(1, 4096)], (128, 32)),
-        (vec![(4, 512); 4], (64, 32)),
-        (vec![(1, 512); 16], (256, 32)),
-        (vec![(1, 512); 17], (512, 17)),
-        (vec![(1, 4096); 5], (512, 40)),
-        // Too many rows are not split, and padding is no work.
-        (vec![(17, 512)], (64, 1)),
-        ([vec![(1, 4096)], vec![(1, 0); 7]].concat(), (128, 39)),
-    ] {
-        assert_eq!(partition(&lens, 2 * 132 / 8, usize::MAX), want, "{lens:?}");
-    }
-    // Partial results need space, and a device that is deterministic splits no further.
-    assert_eq!(partition(&[(1, 4096)], 33, 31), (256, 16));
-    assert_eq!(partition(&[(1, 4096)], 0, usize::MAX), (512, 8));
+    assert_eq!(words[..2], [10u64.to_le_bytes(), (u64::from(all) << 32 | 4).to_le_bytes()]);
 }

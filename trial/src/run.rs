@@ -107,20 +107,6 @@ pub struct Results {
 pub const UNTOUCHED: u8 = 0x55;
 
 impl OnDevice<'_> {
-    /// Splits contexts further while the list of work has at most so many items.
-    ///
-    /// # Errors
-    /// The batch cannot be sent again.
-    pub fn split_into(mut self, most_items: usize) -> Result<Self, KernelError> {
-        self.workspace.split_into(most_items);
-        self.reload()?;
-        Ok(self)
-    }
-
-    fn reload(&mut self) -> Result<(), KernelError> {
-        self.workspace.load(&*self.device, &self.problem.batch, &[], self.problem.window)
-    }
-
     /// Allocates the output of all rows, filled with [`UNTOUCHED`].
     ///
     /// # Errors

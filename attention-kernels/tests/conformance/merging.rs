@@ -1,6 +1,6 @@
-//! Contexts that are split: who computes their parts, and the kernel that merges the results, beside one that merges while it reads.
+//! The kernel that merges the partial results of split contexts, beside one that merges while it reads the context.
 
-use attention_kernels::{BlockSparse, CacheFormat, Dtype, KvDtype, Operation, PARTITION};
+use attention_kernels::{CacheFormat, Dtype, Operation, PARTITION};
 use trial::{Look, Problem};
 
 use super::attention::variant;
@@ -19,63 +19,6 @@ fn more_partitions_than_threads_merge_in_order() {
             let [want, got] = ["cuda.paged_v1", "cuda.paged_v2"]
                 .map(|name| on_device.run(variant(Operation::Decode, name), 0..lens.len(), true).unwrap());
             assert!(got == want, "window {window:?}");
-        }
-    }
-}
-
-/// Blocks count on the device what they have taken of the work list. A step launches a kernel once for each layer.
-#[test]
-fn every_launch_of_a_step_computes_the_whole_list_of_work() {
-    for device in devices::gpus(3) {
-        let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
-        // More units than the simulator has blocks, and fewer.
-        for lens in [vec![(1, 2 * PARTITION + 9), (1, 40), (2, PARTITION + 2), (1, 0), (1, 90)], vec![(1, 70)]] {
-            let problem = Problem::new(3, &Look { heads: (4, 2), dim: 64, ..Look::plain(format, lens.clone()) });
-            let (on_device, truth) = (problem.on(&device).unwrap(), problem.truth());
-            for name in ["cuda.paged_gqa", "cuda.paged_v2", "cuda.generic"] {
-                let variant = variant(Operation::Decode, name);
-                let first = on_device.run(variant, 0..lens.len(), true).unwrap();
-                first.check(variant, &problem, &truth).unwrap();
-                for seqs in [0..lens.len(), lens.len() - 1..lens.len(), 0..lens.len()] {
-                    let rows = problem.rows_of(seqs.start).start..problem.rows_of(seqs.end - 1).end;
-                    let again = on_device.run(variant, seqs, true).unwrap();
-                    assert!(again.rows(&problem, rows.clone()) == first.rows(&problem, rows), "{name}, {lens:?}");
-                }
-            }
-        }
-    }
-}
-
-/// Where bits may depend on the batch, partitions may be smaller ([`attention_kernels::Workspace::split_for`]).
-#[test]
-fn contexts_in_smaller_partitions_are_attended_to_whole() {
-    let sparse = BlockSparse {
-        block_size: 64,
-        local_blocks: 2,
-        vertical_stride: 3,
-        head_sliding_step: 1,
-        first_head: 0,
-        first_kv_head: 0,
-    };
-    for device in devices::gpus(5) {
-        let lens = vec![(1, PARTITION + 70), (3, 130), (1, 0), (1, 64), (17, 90), (1, 63)];
-        for (name, kv_dtype, dim, window, sparse) in [
-            ("cuda.paged_gqa", KvDtype::Same, 128, None, None),
-            ("cuda.paged_gqa", KvDtype::Int8PerToken, 256, Some(100), None),
-            ("cuda.paged_gqa", KvDtype::Same, 64, None, Some(sparse)),
-            ("cuda.paged_v2", KvDtype::Same, 80, Some(70), None),
-            ("cuda.generic", KvDtype::Fp8E4m3, 20, None, None),
-        ] {
-            let format = CacheFormat { dtype: Dtype::F16, kv_dtype, ..CacheFormat::default() };
-            let look = Look { heads: (6, 2), dim, window, sparse, sinks: true, ..Look::plain(format, lens.clone()) };
-            let (problem, variant) = (Problem::new(6, &look), variant(Operation::Decode, name));
-            let (truth, all) = (problem.truth(), 0..lens.len());
-            // 6 items at first; 7 of 256 tokens, 15 of 64.
-            for most_items in [8, 40] {
-                let on_device = problem.on(&device).unwrap().split_into(most_items).unwrap();
-                let got = on_device.run(variant, all.clone(), true).unwrap();
-                got.check(variant, &problem, &truth).unwrap();
-            }
         }
     }
 }
