@@ -253,3 +253,14 @@ impl Op {
         written.contains(&register) && !self.reads(register)
     }
 }
+
+/// What [`Op::QkNormRopeCache`] uses in an attention layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AttentionPlan {
+    /// Index of its rotary table.
+    pub table: Option<usize>,
+    pub query_norm: Option<usize>,
+    pub key_norm: Option<usize>,
+    pub value_norm: Option<usize>,
+    pub latent_norm: Option<usize>,
+}

@@ -13,9 +13,8 @@ use linear::Matrix;
 use super::adapters::Adapters;
 use super::linear::{Linear, LoadedExperts, Norm};
 use super::loaded::{AttentionLayer, MixingLayer, RecurrentLayer};
-use super::op::{HeadRows, StreamStep};
+use super::op::{AttentionPlan, HeadRows, StreamStep};
 use super::ranks::Ranks;
-use super::writer::AttentionPlan;
 use super::{ForwardBatch, StepLimits};
 use crate::decoder::{Activation, Attention, Choice, Experts, Indexer, Latent, Recurrent};
 

@@ -13,8 +13,8 @@
 //! Operations refer to linear layers, norms, attention layers and mixtures of experts by their index in the decoder's iterators
 //! ([`Decoder::linears`], [`Decoder::norms`], [`Decoder::attention`], [`Decoder::recurrent`], [`Decoder::experts`]).
 
-use super::op::{Op, Register};
-use super::writer::{AttentionPlan, Written};
+use super::op::{AttentionPlan, Op, Register};
+use super::writer::Written;
 use crate::decoder::{Decoder, Form, Linear, Mixer, Mlp, Rope};
 
 /// The operations of a forward pass. The hidden states that logits are computed from are in `Branch` at the end.

@@ -2,7 +2,7 @@
 
 mod streams;
 
-use super::op::{Factor, HeadRows, Op, Register, StreamStep};
+use super::op::{AttentionPlan, Factor, HeadRows, Op, Register, StreamStep};
 use crate::decoder::{
     Attention, Beside, Branch, Decoder, Experts, Latent, Layer, Linear, Mixer, Mlp, PerLayer, Recurrent, Rope, Rule,
 };
@@ -13,17 +13,6 @@ pub(super) struct Written {
     /// The distinct rotary embeddings of the decoder.
     pub ropes: Vec<Rope>,
     pub attention: Vec<AttentionPlan>,
-}
-
-/// What [`Op::QkNormRopeCache`] uses in an attention layer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AttentionPlan {
-    /// Index of its rotary table.
-    pub table: Option<usize>,
-    pub query_norm: Option<usize>,
-    pub key_norm: Option<usize>,
-    pub value_norm: Option<usize>,
-    pub latent_norm: Option<usize>,
 }
 
 /// Indices of the linear layers, norms and mixtures that have been written out.
