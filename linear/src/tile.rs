@@ -244,8 +244,8 @@ pub(super) fn accumulate<L: Lanes, W: Line, const M: usize, const P: usize>(
     let w = w.map(|w| &w[..k.div_ceil(W::INPUTS)]);
     for i in 0..whole {
         if let Some(ahead) = ahead {
-            for p in 0..P {
-                prefetch(ahead[p].wrapping_add(i).cast());
+            for ahead in ahead {
+                prefetch(ahead.wrapping_add(i).cast());
             }
         }
         acc = add::<L, W, W::Inputs, M, P, false>(inputs, i, w, i, acc);

@@ -126,14 +126,14 @@ fn every_available_isa_sums_byte_products_exactly() {
         let w: [[u8; GROUP]; 2] = std::array::from_fn(|g| {
             std::array::from_fn(|i| match case {
                 0 => 255,
-                0..16 => extreme(i * (case + 1) + g + i / 7),
+                1..16 => extreme(i * (case + 1) + g + i / 7),
                 _ => ((i * 37 + g * 101 + case * 53 + i * i) % 255 + 1) as u8,
             })
         });
         let a: [[i8; 4]; 2] = std::array::from_fn(|g| {
             std::array::from_fn(|i| match case {
                 0 => 127,
-                0..16 => [127i8, -127, 127, -127][(i * (case / 4) + g + case) % 4],
+                1..16 => [127i8, -127, 127, -127][(i * (case / 4) + g + case) % 4],
                 _ => ((i * 91 + g * 67 + case * 29) % 255) as i8,
             })
             .map(|a: i8| a.max(-127))

@@ -74,6 +74,7 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
         Some(found) => found,
         None => return Err(fields.wrong(PATTERN[1], SPELLED)),
     };
+    let mixers = Mixers::read(fields, &kinds)?;
     if !fields.is_absent("num_hidden_layers") && common.num_layers != kinds.len() {
         return Err(fields.wrong("num_hidden_layers", format!("{}, the number of layers of `{key}`", kinds.len())));
     }
@@ -87,7 +88,6 @@ fn declare(fields: &Fields<'_>, max_positions: usize) -> Result<Decoder, LoadErr
     if !matches!(fields.string("mamba_hidden_act")?, None | Some("silu")) {
         return Err(fields.wrong("mamba_hidden_act", "\"silu\""));
     }
-    let mixers = Mixers::read(fields, &kinds)?;
     let head_dim = sizes::optional(fields, "mamba_head_dim", MAX_HEAD_DIM)?.unwrap_or(64);
     let mut state_space = StateSpace::read(fields, &KEYS, 8, head_dim)?;
     state_space.norm_groups = state_space.groups;

@@ -31,13 +31,16 @@ device::kernel_structs! {
 pub(super) struct Sides {
     ends: Mirror,
     types: Mirror,
+    /// Number of types that the model has.
+    num_types: usize,
 }
 
 impl Sides {
     /// `None` for a decoder.
     pub fn new(device: &dyn Device, decoder: &Decoder, max_rows: usize) -> Result<Option<Sides>, DeviceError> {
         let array = || Mirror::new(device, max_rows * size_of::<u32>());
-        let sides = || Ok(Sides { ends: array()?, types: array()? });
+        let num_types = decoder.embedding.types.as_ref().map_or(1, |table| table.rows());
+        let sides = || Ok(Sides { ends: array()?, types: array()?, num_types });
         decoder.is_encoder().then(sides).transpose()
     }
 
@@ -49,7 +52,8 @@ impl Sides {
     pub fn set(&mut self, batch: &ForwardBatch) -> Result<(), KernelError> {
         let ends = batch.sequences().flat_map(|rows| std::iter::repeat_n(rows.end as u32, rows.len()));
         let ends: Vec<[u8; 4]> = ends.map(u32::to_ne_bytes).collect();
-        let types: Vec<[u8; 4]> = batch.types().map(|kind| (kind as u32).to_ne_bytes()).collect();
+        let types = batch.types().map(|kind| kind.min(self.num_types - 1) as u32);
+        let types: Vec<[u8; 4]> = types.map(u32::to_ne_bytes).collect();
         self.ends.set(ends.into_iter())?;
         self.types.set(types.into_iter())?;
         Ok(())

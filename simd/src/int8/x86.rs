@@ -267,8 +267,8 @@ impl DotLanes for Avx2Dot {
         if bits <= IN_16_BITS {
             for m in 0..M {
                 let Halves(start, _) = Halves::splat(starts[m]);
-                for p in 0..P {
-                    sums[m][p] = Halves(add_pairs(start, sums[m][p].0), add_pairs(start, sums[m][p].1));
+                for sums in &mut sums[m] {
+                    *sums = Halves(add_pairs(start, sums.0), add_pairs(start, sums.1));
                 }
             }
         }

@@ -41,7 +41,7 @@ impl Lanes for Avx2 {
             let from = from.as_ptr().cast::<__m128i>();
             halves!(
                 Avx2,
-                |from| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from)))),
+                |half| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(half)))),
                 from,
                 from.add(1)
             )
@@ -54,9 +54,9 @@ impl Lanes for Avx2 {
             let from = from.0.as_ptr().cast::<__m256i>();
             halves!(
                 Avx2,
-                |from| _mm256_castsi256_ps(match HIGH {
-                    true => _mm256_and_si256(_mm256_loadu_si256(from), _mm256_set1_epi32(0xffff_0000_u32 as i32)),
-                    false => _mm256_slli_epi32::<16>(_mm256_loadu_si256(from)),
+                |half| _mm256_castsi256_ps(match HIGH {
+                    true => _mm256_and_si256(_mm256_loadu_si256(half), _mm256_set1_epi32(0xffff_0000_u32 as i32)),
+                    false => _mm256_slli_epi32::<16>(_mm256_loadu_si256(half)),
                 }),
                 from,
                 from.add(1)
@@ -68,7 +68,7 @@ impl Lanes for Avx2 {
         // SAFETY: see the module; each half of the array is 16 bytes long.
         unsafe {
             let from = from.as_ptr().cast::<__m128i>();
-            halves!(Avx2, |from| _mm256_cvtph_ps(_mm_loadu_si128(from)), from, from.add(1))
+            halves!(Avx2, |half| _mm256_cvtph_ps(_mm_loadu_si128(half)), from, from.add(1))
         }
     }
     #[inline(always)]
@@ -90,8 +90,8 @@ impl Lanes for Avx2 {
             let (low, high) = (_mm256_loadu_ps(table.as_ptr()), _mm256_loadu_ps(table[8..].as_ptr()));
             halves!(
                 Avx2,
-                |words| {
-                    let indices = _mm256_srl_epi32(_mm256_loadu_si256(words), shift);
+                |half| {
+                    let indices = _mm256_srl_epi32(_mm256_loadu_si256(half), shift);
                     let (low, high) = (_mm256_permutevar8x32_ps(low, indices), _mm256_permutevar8x32_ps(high, indices));
                     _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(indices)))
                 },
@@ -106,7 +106,7 @@ impl Lanes for Avx2 {
         unsafe {
             let bytes = _mm_loadu_si128(from.as_ptr().cast());
             let high = _mm_unpackhi_epi64(bytes, bytes);
-            halves!(Avx2, |bytes| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), bytes, high)
+            halves!(Avx2, |half| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(half)), bytes, high)
         }
     }
     #[inline(always)]
@@ -115,7 +115,7 @@ impl Lanes for Avx2 {
         unsafe {
             let bytes = _mm_loadu_si128(from.as_ptr().cast());
             let high = _mm_unpackhi_epi64(bytes, bytes);
-            halves!(Avx2, |bytes| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), bytes, high)
+            halves!(Avx2, |half| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(half)), bytes, high)
         }
     }
     #[inline(always)]
