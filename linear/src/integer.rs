@@ -183,7 +183,7 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
         let starts: [i32; M] = std::array::from_fn(|m| F::start::<D>(x[m][b].correction));
         let mut sums = D::begin::<M, P>(starts, F::BITS);
         for e in 0..BLOCK / 8 {
-            // No closure: it may stay a function of its own, compiled without the instructions of `D`.
+            // A loop instead of a closure: see `simd`.
             let mut weights = [F::load::<D>(&unit.weights[panel], e); P];
             for p in 1..P {
                 weights[p] = F::load::<D>(&unit.weights[panel + p], e);

@@ -90,7 +90,7 @@ impl<D: PairLanes> Tile for Rounded<D> {
             for ahead in ahead {
                 prefetch(ahead.wrapping_add(i).cast());
             }
-            // No closure: it may stay a function of its own, compiled without the instructions of `D`.
+            // A loop instead of a closure: see `simd`.
             let mut weights = [D::load(&w[0][i]); P];
             for p in 1..P {
                 weights[p] = D::load(&w[p][i]);

@@ -268,7 +268,7 @@ fn add<L: Lanes, W: Line, X: AsRef<[f32]>, const M: usize, const P: usize, const
     line: usize,
     mut acc: [[L; P]; M],
 ) -> [[L; P]; M] {
-    // No closure: it may stay a function of its own, compiled without the instructions of `L`.
+    // A loop instead of a closure: see `simd`.
     let mut weights = [L::splat(0.0); P];
     for p in 0..P {
         weights[p] = w[p][line].load::<L, SECOND>();

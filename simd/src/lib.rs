@@ -13,6 +13,9 @@
 //! register, two AVX2 registers or four NEON registers. The order of every sum is defined by lanes, so it does not depend
 //! on the register width; only the multiply-add of [`Isa::Portable`], which rounds twice, may differ in the last bit.
 //!
+//! No vector passes through a closure, `array::from_fn` or `array::map` in a kernel: these may stay functions of their own, compiled
+//! without the instruction set, and then each instruction in them is a call. Loops and `#[inline(always)]` functions stay inside.
+//!
 //! ```
 //! use simd::{Isa, LANES, Lanes, Pool, dispatch};
 //!

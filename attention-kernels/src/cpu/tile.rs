@@ -376,8 +376,7 @@ impl PairPanels<'_> {
     }
 }
 
-/// Writes the keys or values of sixteen slots in pairs. No closure: it may stay a function of its own, compiled without the vector
-/// instructions.
+/// Writes the keys or values of sixteen slots in pairs. A trait instead of a closure: see [`simd`].
 pub(super) trait Put {
     fn put(shared: &Shared<'_>, seen: &Seen<'_>, halves: Halves<'_>, slots: &[Slot; LANES], to: &mut [Pairs]);
 }

@@ -41,7 +41,8 @@ pub struct Roofline {
     /// Read bandwidth in bytes per second.
     pub read: f64,
     /// Operations per second (a multiplication and an addition are two): on a CPU of 8-bit integers if some weights take
-    /// activations in 8 bits, otherwise of the type of the computation; on a GPU of half precision on tensor cores. On `cuda-sim` this and `read` are infinite.
+    /// activations in 8 bits, otherwise of the type of the computation; on a GPU of half precision on tensor cores. On `cuda-sim`
+    /// this and `read` are infinite.
     pub peak: f64,
     /// Bytes of weights that a step reads.
     pub weight_bytes: u64,

@@ -89,11 +89,9 @@ impl<'a> LogitsRow<'a> {
                 Some(Drawn::Likeliest(*seq, sampler.likeliest(logits, sampling, &context, count)))
             }
             (None, Some(_)) => {
-                let sampled = {
-                    // `sequence` is that of index 0 until here.
-                    let sequences = live.iter().map(|seq| context.sequence + seq.index);
-                    sampler.sample_each(logits, sampling, &context, sequences)
-                };
+                // The context has the number of index 0.
+                let sequences = live.iter().map(|seq| context.sequence + seq.index);
+                let sampled = sampler.sample_each(logits, sampling, &context, sequences);
                 Some(Drawn::Tokens(live.iter().copied().zip(sampled).collect()))
             }
         };

@@ -169,7 +169,7 @@ fn modern_bert(metadata: &Metadata<'_>, map: &mut Map<String, Json>) -> Result<(
     const ACTIVATION: &str = "hidden_activation";
     encoder(metadata, map)?;
     if classifier(metadata, map, "ModernBertForSequenceClassification", &[HEAD, HEAD_NORM])? {
-        // Files do not say how it pools. The mean is what published checkpoints and llama.cpp take.
+        // Files do not say how it pools. No checkpoint was compared.
         map.insert("classifier_pooling".into(), json!("mean"));
         map.insert("classifier_bias".into(), json!(metadata.shape("cls.bias").is_some()));
     }
