@@ -17,6 +17,21 @@ pub fn install(python: &Path, folder: &Path, package: &str, more: &[&str]) -> Re
     finish(pip(&folder.join("bin/python"), "install").args(more).arg(package))
 }
 
+/// As [`install`], with other versions of packages than those that the package asks for. pip cannot do this; uv can, which comes from
+/// the same index.
+///
+/// # Errors
+/// As [`install`].
+pub fn install_with(python: &Path, folder: &Path, package: &str, overrides: &str) -> Result<(), String> {
+    install(python, folder, "uv", &[])?;
+    let file = folder.join("overrides.txt");
+    std::fs::write(&file, overrides).map_err(|error| format!("{}: {error}", file.display()))?;
+    println!("xtask: uv installs {package} into {}, if it is missing", folder.display());
+    let mut command = Command::new(folder.join("bin/uv"));
+    command.args(["pip", "install", "--quiet", "--python"]).arg(folder.join("bin/python"));
+    finish(command.arg("--override").arg(&file).arg(package))
+}
+
 /// Downloads the wheel of a package into a folder. pip compares it with the hash that the index states.
 ///
 /// # Errors

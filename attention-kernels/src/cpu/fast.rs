@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use device::Device;
 use linear::{Arithmetic, gemm, gemm_activated};
-use simd::Isa;
+use simd::{Isa, Lanes, dispatch};
 
 use super::kernel::{self, result_len};
 use super::merge::Merged;
@@ -183,16 +183,55 @@ fn in_pieces(
         kernel::run(isa, &shared, &task, &mut scratch, &mut result[..result_len(task.rows, group, value_dim)]);
         SCRATCH.set(scratch);
     });
-    let (rows, width, units) = (args.rows(), args.num_heads * value_dim, &planned.units);
-    // Merges the results of a row and head: values into `out`, or only the state if `out` is empty. Returns the state, with
-    // the head's sink, and the factor of the values.
-    let merge = |row: usize, head: usize, out: &mut [f32]| {
-        let unit = units.partition_point(|unit| unit.rows.end <= row);
-        let (kv_head, query) = (head / group, (row - units[unit].rows.start) * group + head % group);
-        let states = units[unit].rows.len() * group * value_dim;
+    let (rows, width, num_heads) = (args.rows(), args.num_heads * value_dim, args.num_heads);
+    let merge = &Merge { plan: planned, results: &results, len, heads: (num_heads, kv_heads), value_dim, sinks };
+    let output = &mut args.output.host_mut::<f32>()?[rows.start * width..rows.end * width];
+    let pieces = planned.pieces.len() / planned.units.len().max(1);
+    // Few rows are cut into heads, so that all threads have some.
+    let heads = if rows.len() < TASKS * pool.threads() { 1 } else { num_heads };
+    pool.chunks_mut(output, heads * value_dim, 2 * heads * value_dim * pieces, |i, out| {
+        let (row, first, scales) = (rows.start + i * heads / num_heads, i * heads % num_heads, &scales);
+        dispatch!(isa, write(merge: &Merge<'_>, row: usize, first: usize, scales: &GivenScales<'_>, out: &mut [f32]));
+    });
+    if let Some(lse) = args.lse {
+        let lse = &mut lse.host_mut::<f32>()?[rows.start * num_heads..rows.end * num_heads];
+        for (i, lse) in lse.iter_mut().enumerate() {
+            let (row, head) = (rows.start + i / num_heads, i % num_heads);
+            *lse = merge.head(merge.unit(row), row, head, &mut []).0.log_of_sum();
+        }
+    }
+    plan.results = results;
+    Ok(())
+}
+
+/// The results of all tasks, which are merged into rows.
+struct Merge<'a> {
+    plan: &'a Plan,
+    results: &'a [f32],
+    /// Numbers between the results of two tasks.
+    len: usize,
+    /// Of queries and of the cache.
+    heads: (usize, usize),
+    value_dim: usize,
+    sinks: Option<&'a [f32]>,
+}
+
+impl Merge<'_> {
+    /// Returns the unit of a row.
+    fn unit(&self, row: usize) -> usize {
+        self.plan.units.partition_point(|unit| unit.rows.end <= row)
+    }
+
+    /// Merges the results of a row and head: values into `out`, or only the state if `out` is empty. Returns the state, with the
+    /// head's sink, and the factor of the values.
+    #[inline(always)]
+    fn head(&self, unit: usize, row: usize, head: usize, out: &mut [f32]) -> (Merged, f32) {
+        let Merge { plan, results, len, heads: (num_heads, kv_heads), value_dim, sinks } = *self;
+        let (group, rows) = (num_heads / kv_heads, &plan.units[unit].rows);
+        let (query, states) = ((row - rows.start) * group + head % group, rows.len() * group * value_dim);
         let mut merged = Merged::default();
-        for piece in planned.pieces_of(unit) {
-            let result = &results[(piece * kv_heads + kv_head) * len..];
+        for piece in plan.pieces_of(unit) {
+            let result = &results[(piece * kv_heads + head / group) * len..];
             let state = &result[states + 2 * query..];
             let part = Merged { greatest: state[0], total: state[1] };
             if part.total != 0.0 {
@@ -204,26 +243,23 @@ fn in_pieces(
             _ => 1.0,
         };
         (merged, share)
-    };
-    let output = &mut args.output.host_mut::<f32>()?[rows.start * width..rows.end * width];
-    let pieces = planned.pieces.len() / units.len().max(1);
-    pool.chunks_mut(output, value_dim, 2 * value_dim * pieces, |i, out| {
-        let head = i % args.num_heads;
-        let (merged, share) = merge(rows.start + i / args.num_heads, head, out);
+    }
+}
+
+/// Writes heads of a row from head `first` on. `L` is not used: the loops are compiled for its instruction set.
+#[allow(clippy::extra_unused_type_parameters)]
+#[inline(always)]
+fn write<L: Lanes>(merge: &Merge<'_>, row: usize, first: usize, scales: &GivenScales<'_>, out: &mut [f32]) {
+    let (unit, group) = (merge.unit(row), merge.heads.0 / merge.heads.1);
+    for (head, out) in (first..).zip(out.chunks_mut(merge.value_dim)) {
+        let (merged, share) = merge.head(unit, row, head, out);
         if merged.total == 0.0 {
-            return out.fill(0.0);
+            out.fill(0.0);
+            continue;
         }
         let value_scale = scales.head(head / group)[1];
         for value in out {
             *value = *value * share / merged.total * value_scale;
         }
-    });
-    if let Some(lse) = args.lse {
-        let lse = &mut lse.host_mut::<f32>()?[rows.start * args.num_heads..rows.end * args.num_heads];
-        for (i, lse) in lse.iter_mut().enumerate() {
-            *lse = merge(rows.start + i / args.num_heads, i % args.num_heads, &mut []).0.log_of_sum();
-        }
     }
-    plan.results = results;
-    Ok(())
 }

@@ -33,6 +33,14 @@ impl Rows<'_> {
         let dim = self.shape.head_dim;
         self.source[self.offset + row * self.stride + head * dim..][..dim].as_chunks().0
     }
+
+    /// Prefetches the row of a later panel, which may lie in the cache of another core.
+    #[inline(always)]
+    fn prefetch(&self, row: usize, head: usize) {
+        if row < self.slots.len() {
+            self.row(row, head).iter().for_each(|vector| prefetch(vector.as_ptr().cast()));
+        }
+    }
 }
 
 pub(super) fn cache_write(device: &dyn Device, args: CacheWriteArgs<'_>) -> Result<(), KernelError> {
@@ -133,6 +141,9 @@ fn write_keys<L: Lanes>(rows: &Rows<'_>, first: usize, head: usize, lines: &mut 
     for (i, lines) in lines.as_chunks_mut::<{ LANES / 2 }>().0.iter_mut().enumerate() {
         let mut square = [L::splat(0.0); LANES];
         for (token, vector) in square.iter_mut().enumerate() {
+            if i == 0 {
+                rows.prefetch(first + LANES + token, head);
+            }
             *vector = L::load(&rows.row(first + token, head)[i]);
         }
         let mut columns = [[0.0; LANES]; LANES];
@@ -150,6 +161,7 @@ fn write_keys<L: Lanes>(rows: &Rows<'_>, first: usize, head: usize, lines: &mut 
 fn write_values(rows: &Rows<'_>, first: usize, head: usize, lines: &mut [Pairs]) {
     for (pair, lines) in lines.chunks_exact_mut(rows.shape.head_dim / LANES).enumerate() {
         let [even, odd] = [0, 1].map(|token| rows.row(first + 2 * pair + token, head));
+        (0..2).for_each(|token| rows.prefetch(first + LANES + 2 * pair + token, head));
         for (line, (even, odd)) in lines.iter_mut().zip(even.iter().zip(odd)) {
             *line = paired(even, odd);
         }

