@@ -114,6 +114,7 @@ def test_reasoning_ends_after_its_budget(llm: LLM) -> None:
         assert "</think>" not in free.text and "</think>" in short.text
         # Tokens, not texts: the fourth may end inside of a character.
         assert free.token_ids[:4] == short.token_ids[:4]
+        assert llm.get_tokenizer().decode(short.token_ids[4:]).startswith("</think>")
     with pytest.raises(ValueError, match="thinking_token_budget.*--reasoning-parser"):
         output(llm, 4)
 

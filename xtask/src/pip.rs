@@ -3,6 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
+/// What installs packages with other requirements than they state.
+const UV: &str = "uv==0.13.9";
+
 /// Installs a package with further arguments for pip, if it is missing, into the environment of a folder, which the interpreter `python`
 /// makes if it is missing.
 ///
@@ -23,7 +26,7 @@ pub fn install(python: &Path, folder: &Path, package: &str, more: &[&str]) -> Re
 /// # Errors
 /// As [`install`].
 pub fn install_with(python: &Path, folder: &Path, package: &str, overrides: &str) -> Result<(), String> {
-    install(python, folder, "uv", &[])?;
+    install(python, folder, UV, &[])?;
     let file = folder.join("overrides.txt");
     std::fs::write(&file, overrides).map_err(|error| format!("{}: {error}", file.display()))?;
     println!("xtask: uv installs {package} into {}, if it is missing", folder.display());

@@ -210,7 +210,7 @@ struct Merge<'a> {
     results: &'a [f32],
     /// Numbers between the results of two tasks.
     len: usize,
-    /// Of queries and of the cache.
+    /// Number of query heads, and of KV heads.
     heads: (usize, usize),
     value_dim: usize,
     sinks: Option<&'a [f32]>,
