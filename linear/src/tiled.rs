@@ -10,8 +10,9 @@
 //!
 //! - **Up to 16 rows**: A tiles stay in the L1 cache, and weights pass through at the speed of memory, two panels side by side. Tiles
 //!   have as many rows as there are.
-//! - **More rows**: the weights of two panels stay in the L1 cache while all rows stream past them from the L2 cache. More than
-//!   [`RESIDENT`] groups of inputs are computed in equal parts, with sums in memory. Rows are cut into passes that fit the L2 cache.
+//! - **More rows**: the weights of two panels stay in the L1 cache while all rows of a pass stream past them from the L2 cache. More than
+//!   [`RESIDENT`] groups of inputs are computed in equal parts, with sums in memory: a part of all rows meets that part of many panels
+//!   before the next one, so that it stays in the L2 cache, however long a row is.
 //!
 //! Without AMX, vectors compute the same sums ([`Grouped`]). They differ from the definition where a number is subnormal, and in the
 //! bits of a NaN: such outputs are computed again one by one ([`repair`]).
@@ -35,11 +36,11 @@ use super::tile::{AHEAD, Task, Tile};
 /// Groups of each of two panels that stay in the L1 cache: 36 KiB of 48.
 const RESIDENT: usize = 18;
 
-/// Most tiles of activations in a pass: 768 KiB, which the L2 cache holds beside two panels.
-const PASS: usize = 768;
-
-/// Most bands in a pass.
+/// Most bands in a pass: a part of them has at most 576 KiB.
 const BANDS: usize = 32;
+
+/// Most blocks of sums that wait for the next part: 768 KiB, which the L2 cache holds beside the bands.
+const WAITING: usize = 192;
 
 /// Sums of 32 rows with 32 outputs: rows 0..16 with both panels, then rows 16..32.
 type Block = [tiles::Tile; 4];
@@ -70,18 +71,15 @@ pub(super) fn run(
         let from = &x[band * LANES * k..rows.min((band + 1) * LANES) * k];
         dispatch_pairs!(isa, round_band(from: &[f32], k: usize, to: &mut [tiles::Tile]));
     });
-    let (x, lines, panels) = (&rounded[..bands * groups], halves.lines.as_chunks().0, 0..halves.arithmetic.panels(n));
-    let pairs = match activation {
-        None => PanelPairs { step: PAIR, other: 1, activation },
-        Some(_) => PanelPairs { step: 1, other: panels.len() / PAIR, activation },
-    };
-    let task = Task { x, rows, row: groups, lines, panels, bias, out };
+    let (x, lines, pairs) = (&rounded[..bands * groups], halves.lines.as_chunks().0, n.div_ceil(OUTPUTS));
+    let [step, other] = if activation.is_some() { [1, pairs] } else { [PAIR, 1] };
     // A product of tiles takes about as long as that of one row with vectors.
-    pool.ranges(task.panels.len() / PAIR, rows.div_ceil(LANES) * k * OUTPUTS, |range| {
-        let task = &Task { panels: range.start * pairs.step..range.end * pairs.step, ..task };
+    pool.ranges(pairs, rows.div_ceil(LANES) * k * OUTPUTS, |range| {
+        let panels = range.start * step..range.end * step;
+        let task = &OnTiles { x, rows, groups, lines, panels, step, other, activation, bias, out };
         let mut blocks = BLOCKS.take();
         // Activations have the bits of other operations on rows, which take the best vectors too.
-        on_tiles!(isa, rows.min(LANES), |t| walk_on(Isa::best(), t, (task, pairs), &mut blocks));
+        on_tiles!(isa, rows.min(LANES), |t| walk_on(Isa::best(), t, task, &mut blocks));
         BLOCKS.set(blocks);
     });
     ROUNDED.set(rounded);
@@ -97,56 +95,63 @@ fn round_band<D: PairLanes>(from: &[f32], k: usize, to: &mut [tiles::Tile]) {
     }
 }
 
-/// A task whose rows are bands of A tiles, `[bands, groups]`, and whose panels are B tiles, `[panels, groups]`.
-type OnTiles<'a> = Task<'a, tiles::Tile, tiles::Tile>;
-
-/// The two panels that are computed together: the first is every `step`th of a task.
-#[derive(Clone, Copy)]
-struct PanelPairs {
+/// A part of a product: all rows, some panels, of which two are computed together.
+struct OnTiles<'a> {
+    /// A tiles, `[bands, groups]`.
+    x: &'a [tiles::Tile],
+    rows: usize,
+    groups: usize,
+    /// B tiles, `[panels, groups]`.
+    lines: &'a [tiles::Tile],
+    panels: Range<usize>,
+    /// Panels from the first of two to the first of the next two.
     step: usize,
-    /// Panels from the first to the second.
+    /// Panels from the first of two to the second.
     other: usize,
-    /// The first is a gate of the second; the output has the columns of the first.
+    /// The first of two is a gate of the second; the output has the columns of the first.
     activation: Option<Activation>,
+    bias: Option<&'a [f32]>,
+    out: Output,
 }
 
-fn walk_on<T: Registers>(isa: Isa, t: &mut T, task: (&OnTiles<'_>, PanelPairs), blocks: &mut Vec<Block>) {
-    dispatch!(isa, walk::<T: Registers>(t: &mut T, task: (&OnTiles<'_>, PanelPairs), blocks: &mut Vec<Block>));
+impl<'a> OnTiles<'a> {
+    /// The tiles of a panel.
+    #[inline(always)]
+    fn panel(&self, panel: usize) -> &'a [tiles::Tile] {
+        &self.lines[panel * self.groups..][..self.groups]
+    }
+}
+
+fn walk_on<T: Registers>(isa: Isa, t: &mut T, task: &OnTiles<'_>, blocks: &mut Vec<Block>) {
+    dispatch!(isa, walk::<T: Registers>(t: &mut T, task: &OnTiles<'_>, blocks: &mut Vec<Block>));
 }
 
 #[inline(always)]
-fn walk<L: Lanes, T: Registers>(t: &mut T, (task, pairs): (&OnTiles<'_>, PanelPairs), blocks: &mut Vec<Block>) {
-    let bands = task.x.len() / task.row;
-    let step = (PASS / task.row).clamp(PAIR, BANDS) / PAIR * PAIR;
-    blocks.resize(blocks.len().max(step.min(bands).div_ceil(PAIR)), [EMPTY; 4]);
+fn walk<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, blocks: &mut Vec<Block>) {
+    let (bands, waiting) = (task.x.len() / task.groups, if task.groups > RESIDENT { WAITING } else { 1 });
+    blocks.resize(blocks.len().max(waiting), [EMPTY; 4]);
     if bands == 1 {
-        return few::<L, T>(t, (task, pairs), &mut blocks[0]);
+        return few::<L, T>(t, task, &mut blocks[0]);
     }
-    for first in (0..bands).step_by(step) {
-        many::<L, T>(t, (task, pairs), first..bands.min(first + step), blocks);
+    for first in (0..bands).step_by(BANDS) {
+        many::<L, T>(t, task, first..bands.min(first + BANDS), blocks);
     }
-}
-
-/// The tiles of a panel.
-#[inline(always)]
-fn panel<'a>(task: &OnTiles<'a>, panel: usize) -> &'a [tiles::Tile] {
-    &task.lines[panel * task.row..][..task.row]
 }
 
 /// Writes a row's sums with two panels, unless the row only fills a tile.
 #[inline(always)]
-fn finish<L: Lanes>((task, pairs): (&OnTiles<'_>, PanelPairs), row: usize, panel: usize, sums: [&Pairs; PAIR]) {
+fn finish<L: Lanes>(task: &OnTiles<'_>, row: usize, panel: usize, sums: [&Pairs; PAIR]) {
     if row >= task.rows {
         return;
     }
-    let Some(activation) = pairs.activation else {
+    let Some(activation) = task.activation else {
         for (i, sums) in sums.into_iter().enumerate() {
             // SAFETY: the row exists, and only this task writes these panels.
             unsafe { task.out.write_tile(row, [panel + i], [[L::load(sums.as_floats())]], task.bias) };
         }
         return;
     };
-    let [gate, up] = [(panel, sums[0]), (panel + pairs.other, sums[1])].map(|(panel, sums)| {
+    let [gate, up] = [(panel, sums[0]), (panel + task.other, sums[1])].map(|(panel, sums)| {
         let bias = task.bias.and_then(|bias| bias[panel * LANES..].first_chunk()).unwrap_or(&[0.0; LANES]);
         (sums.as_floats(), bias)
     });
@@ -158,13 +163,7 @@ fn finish<L: Lanes>((task, pairs): (&OnTiles<'_>, PanelPairs), row: usize, panel
 
 /// Writes some of the rows of a block, the first of which is row `row`.
 #[inline(always)]
-fn finish_block<L: Lanes>(
-    task: (&OnTiles<'_>, PanelPairs),
-    row: usize,
-    panel: usize,
-    block: &Block,
-    rows: Range<usize>,
-) {
+fn finish_block<L: Lanes>(task: &OnTiles<'_>, row: usize, panel: usize, block: &Block, rows: Range<usize>) {
     for i in rows {
         let half = i / LANES * PAIR;
         finish::<L>(task, row + i, panel, [&block[half][i % LANES], &block[half + 1][i % LANES]]);
@@ -173,11 +172,12 @@ fn finish_block<L: Lanes>(
 
 /// Multiplies one band.
 #[inline(always)]
-fn few<L: Lanes, T: Registers>(t: &mut T, (task, pairs): (&OnTiles<'_>, PanelPairs), sums: &mut Block) {
-    for first in task.panels.clone().step_by(pairs.step) {
+fn few<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, sums: &mut Block) {
+    for first in task.panels.clone().step_by(task.step) {
         t.zero::<0>();
         t.zero::<1>();
-        for (a, (b, c)) in task.x.iter().zip(panel(task, first).iter().zip(panel(task, first + pairs.other))) {
+        let [b, c] = [0, task.other].map(|other| task.panel(first + other));
+        for (a, (b, c)) in task.x.iter().zip(b.iter().zip(c)) {
             for line in 0..LANES {
                 prefetch(b.as_ptr().wrapping_add(line).wrapping_byte_add(AHEAD).cast());
                 prefetch(c.as_ptr().wrapping_add(line).wrapping_byte_add(AHEAD).cast());
@@ -190,7 +190,7 @@ fn few<L: Lanes, T: Registers>(t: &mut T, (task, pairs): (&OnTiles<'_>, PanelPai
         }
         t.store::<0>(&mut sums[0]);
         t.store::<1>(&mut sums[1]);
-        finish_block::<L>((task, pairs), 0, first, sums, 0..task.rows);
+        finish_block::<L>(task, 0, first, sums, 0..task.rows);
     }
 }
 
@@ -207,56 +207,54 @@ struct Current {
 /// Multiplies a pass of bands. Stores and vectors overlap with products only if they are near each other: old sums are stored
 /// between the first products of the next ones, and their rows are written between the later products.
 #[inline(always)]
-fn many<L: Lanes, T: Registers>(
-    t: &mut T,
-    (task, pairs): (&OnTiles<'_>, PanelPairs),
-    bands: Range<usize>,
-    blocks: &mut [Block],
-) {
-    let (groups, steps) = (task.row, bands.len() / PAIR);
-    let parts = groups.div_ceil(RESIDENT);
-    let resident = groups.div_ceil(parts);
+fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usize>, blocks: &mut [Block]) {
+    let (groups, steps) = (task.groups, bands.len() / PAIR);
+    let resident = equal(groups, RESIDENT);
+    let has_parts = resident < groups;
+    // Panels whose sums wait together.
+    let most = if has_parts { WAITING / steps * task.step } else { task.panels.len() };
+    let at_once = equal(task.panels.len(), most).next_multiple_of(task.step);
     let mut current: Option<Current> = None;
-    for first in task.panels.clone().step_by(pairs.step) {
+    for panels in task.panels.clone().step_by(at_once).map(|first| first..task.panels.end.min(first + at_once)) {
         for begin in (0..groups).step_by(resident) {
             let part = begin..groups.min(begin + resident);
             let (lines, rows) = (LANES.div_ceil(steps), (PAIR * LANES).div_ceil(part.len()));
-            // The same part of the next two panels moves from memory to the L2 cache.
-            let mut ahead = [0, pairs.other].map(|other| {
-                task.lines.as_ptr().wrapping_add((first + pairs.step + other) * groups + begin).cast::<Pairs>()
-            });
-            for step in 0..steps {
-                let [a, c] = [0, 1].map(|i| &task.x[(bands.start + PAIR * step + i) * groups..][part.clone()]);
-                let [b, d] = [0, pairs.other].map(|other| &panel(task, first + other)[part.clone()]);
-                // Only sums of parts are read again.
-                let block = if parts > 1 { step } else { 0 };
-                let (mut is_first, mut row) = (true, 0);
-                for ((a, c), (b, d)) in a.iter().zip(c).zip(b.iter().zip(d)) {
-                    for _ in 0..lines {
-                        for ahead in &mut ahead {
-                            prefetch_for_later(ahead.cast());
-                            *ahead = ahead.wrapping_add(1);
+            for (i, first) in panels.clone().step_by(task.step).enumerate() {
+                let [b, d] = [0, task.other].map(|other| &task.panel(first + other)[part.clone()]);
+                // The same part of the next two panels moves from memory to the L2 cache.
+                let mut ahead = [b, d].map(|tiles| tiles.as_ptr().wrapping_add(task.step * groups).cast::<Pairs>());
+                for step in 0..steps {
+                    let [a, c] = [0, 1].map(|i| &task.x[(bands.start + PAIR * step + i) * groups..][part.clone()]);
+                    // Only sums of parts are read again.
+                    let block = if has_parts { i * steps + step } else { 0 };
+                    let (mut is_first, mut row) = (true, 0);
+                    for ((a, c), (b, d)) in a.iter().zip(c).zip(b.iter().zip(d)) {
+                        for _ in 0..lines {
+                            for ahead in &mut ahead {
+                                prefetch_for_later(ahead.cast());
+                                *ahead = ahead.wrapping_add(1);
+                            }
+                        }
+                        let exchange =
+                            is_first.then(|| (current.as_ref().map(|it| it.block), (begin > 0).then_some(block)));
+                        is_first = false;
+                        t.stream::<4>(a);
+                        t.load::<6>(b);
+                        product::<0, 4, 6>(t, blocks, exchange);
+                        t.stream::<5>(c);
+                        product::<2, 5, 6>(t, blocks, exchange);
+                        t.load::<7>(d);
+                        product::<1, 4, 7>(t, blocks, exchange);
+                        product::<3, 5, 7>(t, blocks, exchange);
+                        if let Some(Current { block, row: at, panel: Some(panel) }) = current {
+                            let end = (PAIR * LANES).min(row + rows);
+                            finish_block::<L>(task, at, panel, &blocks[block], row..end);
+                            row = end;
                         }
                     }
-                    let exchange =
-                        is_first.then(|| (current.as_ref().map(|it| it.block), (begin > 0).then_some(block)));
-                    is_first = false;
-                    t.stream::<4>(a);
-                    t.load::<6>(b);
-                    product::<0, 4, 6>(t, blocks, exchange);
-                    t.stream::<5>(c);
-                    product::<2, 5, 6>(t, blocks, exchange);
-                    t.load::<7>(d);
-                    product::<1, 4, 7>(t, blocks, exchange);
-                    product::<3, 5, 7>(t, blocks, exchange);
-                    if let Some(Current { block, row: at, panel: Some(panel) }) = current {
-                        let end = (PAIR * LANES).min(row + rows);
-                        finish_block::<L>((task, pairs), at, panel, &blocks[block], row..end);
-                        row = end;
-                    }
+                    let at = (bands.start + PAIR * step) * LANES;
+                    current = Some(Current { block, row: at, panel: (part.end == groups).then_some(first) });
                 }
-                let at = (bands.start + PAIR * step) * LANES;
-                current = Some(Current { block, row: at, panel: (part.end == groups).then_some(first) });
             }
         }
     }
@@ -266,8 +264,13 @@ fn many<L: Lanes, T: Registers>(
         t.store::<1>(b);
         t.store::<2>(c);
         t.store::<3>(d);
-        finish_block::<L>((task, pairs), row, panel, &blocks[block], 0..PAIR * LANES);
+        finish_block::<L>(task, row, panel, &blocks[block], 0..PAIR * LANES);
     }
+}
+
+/// Returns the size of the fewest parts of a whole that have at most `most`, and nearly the same, each.
+fn equal(whole: usize, most: usize) -> usize {
+    whole.div_ceil(whole.div_ceil(most))
 }
 
 /// Adds products to the sums of tile C. `exchange`: first stores the old sums to a block, and loads those of a block, or starts from
