@@ -95,6 +95,13 @@ impl<F: Form> Blocks<F> {
         Ahead::new(start.cast()..range.end.cast(), [self.blocks * lines, lines], bands)
     }
 
+    /// Returns where some blocks of a pair lie, of those that exist.
+    pub fn lines(&self, pair: usize, blocks: Range<usize>) -> Range<*const Line> {
+        let units = self.units.get(pair * self.blocks..).unwrap_or_default();
+        let Range { start, end } = units[blocks.start.min(units.len())..blocks.end.min(units.len())].as_ptr_range();
+        start.cast()..end.cast()
+    }
+
     /// Returns the integers and the scale of block `block` of output `row`.
     pub fn block(&self, row: usize, block: usize) -> ([i8; BLOCK], f32) {
         let (panel, lane) = (row % OUTPUTS / LANES, row % LANES);
@@ -130,6 +137,13 @@ impl Ahead {
         let Range { start, end } = lines;
         let [next, end] = [distance, distance + pair].map(|lines| start.wrapping_add(lines).min(end));
         Ahead { next, end, at_once: block.div_ceil(bands) }
+    }
+
+    /// Prefetches lines while [`Ahead::prefetch`] is called so many times.
+    #[inline(always)]
+    pub fn over(Range { start, end }: Range<*const Line>, calls: usize) -> Ahead {
+        let lines = (end as usize).saturating_sub(start as usize) / size_of::<Line>();
+        Ahead { next: start, end, at_once: lines.div_ceil(calls) }
     }
 
     /// Prefetches nothing.

@@ -12,17 +12,18 @@
 
 use std::ops::Range;
 
-use simd::int8::{DotIsa, DotLanes, Floats, GROUP, IntLanes};
+use simd::int8::{DotLanes, Floats, GROUP, IntLanes};
 use simd::{Lanes, dispatch_dot, prefetch};
 
 use super::activations;
 use super::blocks::{Ahead, Blocks, OUTPUTS, PAIR, Unit};
-use super::byte_tiles::{self, Product, Unpacked};
-use super::form::Form;
+use super::byte_tiles::{self, Bytes};
+use super::form::{Form, Line};
 use super::output::Output;
 use super::processor::Processor;
 use super::quantize::BLOCK;
 use super::rows::{RowBlock, Rows};
+use super::scaled_tiles::{Product, Tiles, Unpack};
 
 /// A part of the product: some rows, some pairs of panels.
 struct Task<'a, F: Form> {
@@ -50,8 +51,8 @@ pub(super) fn run<F: Form>(
 ) {
     let Processor { isa, dot, pool } = processor;
     activations::with_activations(isa, pool, x, k, |x| {
-        let on_tiles = Product { x, rows, weights, halves: false, minima: false, bias, out, n };
-        let done = on_tiles.run(processor);
+        let on_tiles = Product { weights, rows, tiles: weights.blocks, chain: 1, minima: false, bias, out, n };
+        let done = byte_tiles::run(processor, on_tiles, x, false);
         if done == rows {
             return;
         }
@@ -63,28 +64,28 @@ pub(super) fn run<F: Form>(
     });
 }
 
-impl<F: Form> byte_tiles::Weights for Blocks<F> {
-    fn unpack(&self, dot: DotIsa, pair: usize, blocks: Range<usize>, to: &mut [[Unpacked; PAIR]]) {
-        let units = &self.pair(pair)[blocks];
-        dispatch_dot!(dot, unpack::<F: Form>(units: &[Unit<F::Block>], to: &mut [[Unpacked; PAIR]]));
+impl<F: Form> Unpack<Bytes> for Blocks<F> {
+    fn unpack(&self, processor: Processor<'_>, pair: usize, tiles: Range<usize>, to: &mut [Tiles<Bytes>]) {
+        let (dot, units) = (processor.dot, &self.pair(pair)[tiles]);
+        dispatch_dot!(dot, unpack::<F: Form>(units: &[Unit<F::Block>], to: &mut [Tiles<Bytes>]));
     }
-    fn ahead(&self, pair: usize, bands: usize) -> Ahead {
-        Blocks::ahead(self, pair, bands)
+    fn lines(&self, pair: usize, tiles: Range<usize>) -> Range<*const Line> {
+        Blocks::lines(self, pair, tiles)
     }
 }
 
 #[inline(always)]
-fn unpack<D: DotLanes, F: Form>(units: &[Unit<F::Block>], to: &mut [[Unpacked; PAIR]]) {
+fn unpack<D: DotLanes, F: Form>(units: &[Unit<F::Block>], to: &mut [Tiles<Bytes>]) {
     // What a sum starts from removes the offset of the weights.
     let offsets = [(-F::start::<D>(-128)) as u8; GROUP];
     for (unit, to) in units.iter().zip(to) {
         for (panel, to) in to.iter_mut().enumerate() {
             for e in 0..BLOCK / 8 {
                 let [first, second] = F::load::<D>(&unit.weights[panel], e);
-                Unpacked::write::<D>(&mut to.lines.0[2 * e], first, &offsets);
-                Unpacked::write::<D>(&mut to.lines.0[2 * e + 1], second, &offsets);
+                to.write::<D>(2 * e, first, &offsets);
+                to.write::<D>(2 * e + 1, second, &offsets);
             }
-            Floats::<D>::load_finite_f16(&unit.scales[panel]).store(&mut to.scales[0]);
+            Floats::<D>::load_finite_f16(&unit.scales[panel]).store(&mut to.scales);
         }
     }
 }

@@ -51,11 +51,13 @@ mod matrix;
 mod operands;
 mod output;
 mod pack;
+mod pair_tiles;
 mod processor;
 mod quantization;
 mod quantize;
 mod rounded;
 mod rows;
+mod scaled_tiles;
 mod stored;
 mod tile;
 mod tiled;
@@ -124,7 +126,7 @@ pub fn gemm_activated(isa: Isa, pool: &Pool, args: Gemm<'_>, activation: Activat
 }
 
 /// Computes the product with plain loops, as the reference for [`gemm`], with the same bits where activations are rounded to
-/// bfloat16. Activations of stored weights are not rounded.
+/// bfloat16. Activations that stored weights take in 8 bits are not rounded.
 ///
 /// # Panics
 /// If the shapes do not match, or quantised rows meet unquantised weights.
@@ -146,6 +148,11 @@ pub fn gemm_reference(args: Gemm<'_>) {
         let arithmetic = args.weights.arithmetic(column);
         for row in 0..rows {
             let (mut sum, x) = (0.0f32, &x[row * k..][..k]);
+            let bias = args.bias.map_or(0.0, |bias| bias[column]);
+            if let Some(product) = args.weights.stored_on_tiles(column, x) {
+                args.y[row * n + column] = product + bias;
+                continue;
+            }
             let pair = |two: &[f32]| pairs::pair([two[0], two.get(1).copied().unwrap_or_default()]);
             let paired = |x: &[f32], weights: &[f32]| {
                 let pairs = x.chunks(2).zip(weights.chunks(2)).map(|(x, weights)| (pair(x), pair(weights)));
@@ -165,7 +172,7 @@ pub fn gemm_reference(args: Gemm<'_>) {
                     }
                 }
             }
-            args.y[row * n + column] = sum + args.bias.map_or(0.0, |b| b[column]);
+            args.y[row * n + column] = sum + bias;
         }
     }
 }

@@ -3,7 +3,7 @@
 // Loops over registers are most readable with an index that several arrays share.
 #![allow(clippy::needless_range_loop)]
 
-use simd::{LANES, Lanes};
+use simd::{LANES, Lanes, prefetch_to_write};
 
 /// Some columns of the output `[rows, stride]`.
 #[derive(Clone, Copy)]
@@ -30,6 +30,12 @@ impl Output {
     /// Returns the rows behind the first `rows`.
     pub fn behind(self, rows: usize) -> Output {
         Output { start: self.start.wrapping_add(rows * self.stride), ..self }
+    }
+
+    /// Prefetches the columns of a panel in a row that is written next.
+    #[inline(always)]
+    pub fn prefetch(self, row: usize, panel: usize) {
+        prefetch_to_write(self.start.wrapping_add(row * self.stride + panel * LANES).cast());
     }
 
     /// Writes a tile from row `row` on, leaving out columns past n.

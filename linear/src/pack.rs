@@ -299,6 +299,15 @@ impl PackedMatrix {
         }
     }
 
+    /// The product of stored weights with a row in the arithmetic of tiles; `None` for other weights or arithmetic.
+    pub(super) fn stored_on_tiles(&self, row: usize, x: &[f32]) -> Option<f32> {
+        let segment = self.segment(row);
+        match &segment.panels {
+            Panels::Stored(stored) => stored.on_tiles(row - segment.first, x),
+            _ => None,
+        }
+    }
+
     /// How products with row `row` of numbers round and sum.
     pub(super) fn arithmetic(&self, row: usize) -> Arithmetic {
         match &self.segment(row).panels {
@@ -361,7 +370,8 @@ fn pack_run(
             }
         }
     })?;
-    Ok((n, Panels::Stored(Stored { panels, rounding: first.rounding, order: first.order.map(Box::from) })))
+    let (rounding, order) = (first.rounding, first.order.map(Box::from));
+    Ok((n, Panels::Stored(Stored { panels, rounding, order, on_tiles: arithmetic == Arithmetic::Tiles })))
 }
 
 fn pack_numbers(pool: &Pool, arithmetic: Arithmetic, n: usize, k: usize, parts: &[(Dtype, &[u8])]) -> Panels {

@@ -2,15 +2,17 @@
 
 use device::Dtype;
 use linear::{
-    Arithmetic, Gemm, PackedMatrix, PartForm, Rounding, Rows, StoredFormat, StoredRow, WeightRows, gemm, gemm_with,
+    Arithmetic, Codes, Gemm, PackedMatrix, PartForm, Rounding, Rows, StoredFormat, StoredRow, WeightRows, gemm,
+    gemm_with,
 };
 use proptest::prelude::*;
 use simd::int8::DotIsa;
 use simd::small_float::{e4m3_to_f32, f32_to_e4m3};
 use simd::{Isa, Pool};
 
-use super::cpu::{dot_isas, isas};
+use super::cpu::{dot_isas, isas, tile_isas};
 use super::f32_bytes;
+use super::gemm::run;
 use super::quantize::row_blocks;
 use super::weights::{Random, formats, values};
 
@@ -51,6 +53,38 @@ proptest! {
             let row = seed as usize % rows;
             let alone = multiplied(isa, &pool, &x[row * k..][..k], &weights, Some(&bias));
             prop_assert!(alone == y[row * n..][..n], "{format:?} {isa}: row {row} alone");
+        }
+    }
+
+    #[test]
+    fn products_of_tiles_have_the_same_bits_everywhere_and_are_those_of_rounded_activations(
+        format in prop::sample::select(formats()), rows in 1usize..70, n in 1usize..90, k in 1usize..17, shorter in 0usize..4,
+        ordered: bool, seed: u64, threads in 1usize..3,
+    ) {
+        let (k, pool) = (k * 40 - shorter, Pool::new(Some(threads)).unwrap());
+        let (random, order) = (Random::new(format, n, k, seed), shuffled(k, seed));
+        let order = ordered.then_some(&order[..]);
+        let part = WeightRows::Stored(random.part(order, Rounding::None));
+        let weights = PackedMatrix::stored(&pool, Arithmetic::Tiles, k, &[part]).unwrap();
+        let (x, bias) = (values(rows * k, seed ^ 5), values(n, seed ^ 7));
+        let want = run(None, &pool, &x, &weights, Some(&bias));
+        for isa in tile_isas() {
+            prop_assert!(run(Some(isa), &pool, &x, &weights, Some(&bias)) == want, "{format:?} {isa}");
+            let row = seed as usize % rows;
+            let alone = run(Some(isa), &pool, &x[row * k..][..k], &weights, Some(&bias));
+            prop_assert!(alone == want[row * n..][..n], "{format:?} {isa}: row {row} alone");
+        }
+        // Only numbers of tables of floats are rounded too.
+        let dense = random.values(order, k);
+        let rounds_weights = matches!(format.codes, Codes::Floats(_));
+        let round = |x: f32| f64::from(half::bf16::from_f32(x).to_f32());
+        for (x, y) in x.chunks(k).zip(want.chunks(n)) {
+            for ((y, dense), bias) in y.iter().zip(dense.chunks(k)).zip(&bias) {
+                let terms = x.iter().zip(dense).map(|(x, w)| round(*x) * f64::from(*w));
+                let (sum, size) = terms.fold((f64::from(*bias), 1e-3), |(sum, size), term| (sum + term, size + term.abs()));
+                let bound = size * if rounds_weights { 4e-3 } else { 1e-5 };
+                prop_assert!((f64::from(*y) - sum).abs() <= bound, "{format:?}: {y}, want {sum} within {bound}");
+            }
         }
     }
 
@@ -101,9 +135,18 @@ proptest! {
 }
 
 #[test]
-fn long_rows_of_bytes_are_multiplied_in_parts_with_the_same_bits() {
+fn long_rows_on_tiles_are_multiplied_in_parts_with_the_same_bits() {
     let (rows, n, k, pool) = (45, 50, 1048, Pool::new(Some(2)).unwrap());
     let x = values(rows * k, 1);
+    for (format, rows) in formats().into_iter().flat_map(|format| [1, 4, 12, rows].map(|rows| (format, rows))) {
+        let random = Random::new(format, n, k, 2);
+        let part = WeightRows::Stored(random.part(None, Rounding::None));
+        let weights = PackedMatrix::stored(&pool, Arithmetic::Tiles, k, &[part]).unwrap();
+        let [x, want] = [&x[..rows * k], &run(None, &pool, &x[..rows * k], &weights, None)[..]];
+        for isa in tile_isas() {
+            assert!(run(Some(isa), &pool, x, &weights, None) == want, "{format:?} {isa}, {rows} rows");
+        }
+    }
     for format in formats().into_iter().filter(StoredFormat::takes_bytes) {
         let random = Random::new(format, n, k, 2);
         let part = WeightRows::Stored(random.part(None, Rounding::Blocks));

@@ -392,6 +392,23 @@ pub fn prefetch_for_later(line: *const u8) {
     let _ = line;
 }
 
+/// As [`prefetch`], for a line that is written next.
+#[inline(always)]
+pub fn prefetch_to_write(line: *const u8) {
+    // SAFETY: as in `prefetch`; a CPU without the instruction ignores it.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    // SAFETY: as in `prefetch`.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = line;
+}
+
 /// Calls `$kernel::<L>(args…)` compiled for an [`Isa`]; the caller must have checked [`Isa::is_available`].
 ///
 /// The kernel must be `#[inline(always)]` and generic over [`Lanes`] as its first type parameter. Further arguments are

@@ -23,6 +23,7 @@ use std::sync::LazyLock;
 #[cfg(target_arch = "x86_64")]
 use super::Avx512;
 pub use super::Pairs;
+use super::int8::{GROUP, IntLanes, WithInts};
 use super::small_float::f32_to_bf16;
 use super::{Isa, LANES, Lanes, Portable};
 
@@ -63,12 +64,17 @@ pub fn is_amd() -> bool {
     false
 }
 
+/// Codes in registers that go with a [`PairLanes`].
+pub type Codes<D> = <<<D as PairLanes>::Floats as WithInts>::Ints as IntLanes>::Weights;
+
 /// Instructions for pairs. All methods are inlined into a function compiled for the instruction set.
 pub trait PairLanes: Sized {
     /// Registers of sums. Their multiply-adds round once on every instruction set.
-    type Floats: Lanes;
+    type Floats: WithInts;
     /// Sixteen pairs.
     type Words: Copy;
+    /// A table of bfloat16 for [`PairLanes::look_up`].
+    type Table: Copy;
 
     /// Loads pairs.
     fn load(from: &Pairs) -> Self::Words;
@@ -78,6 +84,13 @@ pub trait PairLanes: Sized {
     fn dot(sums: Self::Floats, a: Self::Words, b: Self::Words) -> Self::Floats;
     /// Rounds 32 numbers to sixteen pairs of adjacent numbers.
     fn round(from: &[f32; 2 * LANES], to: &mut [u32; LANES]);
+    /// Pairs up the lanes of two vectors, whose numbers are bfloat16.
+    fn join(even: Self::Floats, odd: Self::Floats, to: &mut Pairs);
+    /// Loads a table of bfloat16.
+    fn table(numbers: &[u16; 64]) -> Self::Table;
+    /// Looks up the codes of each four inputs in a table of bfloat16, and pairs them up: inputs 0 and 1, then 2 and 3. `long`: whether
+    /// there are codes from 32 on.
+    fn look_up(codes: Codes<Self>, table: Self::Table, long: bool, to: &mut [Pairs; 2]);
     /// Pairs up the columns of two rows.
     fn interleave(even: &[u16; LANES], odd: &[u16; LANES], to: &mut Pairs);
     /// Transposes pairs: pair `i` of row `j` becomes pair `j` of line `i`.
@@ -143,6 +156,7 @@ pub struct Emulated;
 impl PairLanes for Emulated {
     type Floats = Portable<true>;
     type Words = [u32; LANES];
+    type Table = [u16; 64];
 
     #[inline(always)]
     fn load(from: &Pairs) -> [u32; LANES] {
@@ -172,6 +186,21 @@ impl PairLanes for Emulated {
         to.iter_mut().zip(from.as_chunks().0).for_each(|(to, two)| *to = pair(*two));
     }
     #[inline(always)]
+    fn join(even: Portable<true>, odd: Portable<true>, to: &mut Pairs) {
+        to.0 = std::array::from_fn(|i| even.0[i].to_bits() >> 16 | odd.0[i].to_bits() & 0xffff_0000);
+    }
+    #[inline(always)]
+    fn table(numbers: &[u16; 64]) -> [u16; 64] {
+        *numbers
+    }
+    #[inline(always)]
+    fn look_up(codes: [u8; GROUP], table: [u16; 64], _long: bool, to: &mut [Pairs; 2]) {
+        for (lane, four) in codes.as_chunks::<4>().0.iter().enumerate() {
+            let [a, b, c, d] = four.map(|code| u32::from(table[usize::from(code) % 64]));
+            (to[0].0[lane], to[1].0[lane]) = (a | b << 16, c | d << 16);
+        }
+    }
+    #[inline(always)]
     fn interleave(even: &[u16; LANES], odd: &[u16; LANES], to: &mut Pairs) {
         to.0 = std::array::from_fn(|i| u32::from(even[i]) | u32::from(odd[i]) << 16);
     }
@@ -192,6 +221,7 @@ pub struct Avx512Bf16;
 impl PairLanes for Avx512Bf16 {
     type Floats = Avx512;
     type Words = __m512i;
+    type Table = [__m512i; 2];
 
     #[inline(always)]
     fn load(from: &Pairs) -> __m512i {
@@ -221,6 +251,40 @@ impl PairLanes for Avx512Bf16 {
             let (low, high) = (_mm512_loadu_ps(from.as_ptr()), _mm512_loadu_ps(from.as_ptr().add(LANES)));
             let pairs = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
             _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs);
+        }
+    }
+    #[inline(always)]
+    fn join(even: Avx512, odd: Avx512, to: &mut Pairs) {
+        // SAFETY: see the type; the pairs are 64 bytes long.
+        unsafe {
+            let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(even.0));
+            _mm512_store_si512(to.0.as_mut_ptr().cast(), _mm512_or_si512(low, _mm512_castps_si512(odd.0)));
+        }
+    }
+    #[inline(always)]
+    fn table(numbers: &[u16; 64]) -> [__m512i; 2] {
+        // SAFETY: see the type; the table is 128 bytes long.
+        unsafe {
+            [_mm512_loadu_si512(numbers.as_ptr().cast()), _mm512_loadu_si512(numbers[2 * LANES..].as_ptr().cast())]
+        }
+    }
+    #[inline(always)]
+    fn look_up(codes: __m512i, [low, high]: [__m512i; 2], long: bool, to: &mut [Pairs; 2]) {
+        // SAFETY: see the type; the pairs are 64 bytes long each.
+        unsafe {
+            for (to, bytes) in to.iter_mut().zip([0x8001_8000_u32, 0x8003_8002]) {
+                // Bytes of each word with a zero behind each.
+                let order = _mm_add_epi32(
+                    _mm_set1_epi32(bytes as i32),
+                    _mm_setr_epi32(0, 0x0004_0004, 0x0008_0008, 0x000c_000c),
+                );
+                let words = _mm512_shuffle_epi8(codes, _mm512_broadcast_i32x4(order));
+                let halves = match long {
+                    true => _mm512_permutex2var_epi16(low, words, high),
+                    false => _mm512_permutexvar_epi16(words, low),
+                };
+                _mm512_store_si512(to.0.as_mut_ptr().cast(), halves);
+            }
         }
     }
     #[inline(always)]

@@ -1,6 +1,7 @@
 //! Products of bfloat16 pairs: one definition of every bit, on every instruction set.
 
 use proptest::prelude::*;
+use simd::int8::{IntLanes, WithInts};
 use simd::pairs::{PairLanes, Pairs};
 use simd::{Isa, LANES, Lanes, dispatch_pairs, pairs};
 
@@ -76,11 +77,17 @@ fn rearrange<D: PairLanes>(
     numbers: &[f32; 2 * LANES],
     square: &[[u16; 2 * LANES]; LANES],
     rows: &[[u16; LANES]; 2],
-    out: &mut ([u32; LANES], [Pairs; LANES], Pairs),
+    out: &mut ([u32; LANES], [Pairs; LANES], [Pairs; 4]),
 ) {
     D::round(numbers, &mut out.0);
     D::transpose(square.each_ref(), &mut out.1);
-    D::interleave(&rows[0], &rows[1], &mut out.2);
+    let [interleaved, joined, looked_up @ ..] = &mut out.2;
+    D::interleave(&rows[0], &rows[1], interleaved);
+    let floats = rows.map(|row| D::Floats::load_bf16(&row));
+    D::join(floats[0], floats[1], joined);
+    let codes: [u8; 4 * LANES] = std::array::from_fn(|i| (7 * i % 64) as u8);
+    let table = D::table(&std::array::from_fn(|code| 100 + code as u16));
+    D::look_up(<D::Floats as WithInts>::Ints::load(&codes), table, true, looked_up);
 }
 
 #[test]
@@ -91,13 +98,13 @@ fn numbers_are_rounded_and_words_are_moved() {
     let square: &[[u16; 2 * LANES]; LANES] = &std::array::from_fn(|i| std::array::from_fn(|j| (i << 8 | j) as u16));
     let rows: &[[u16; LANES]; 2] = &std::array::from_fn(|i| std::array::from_fn(|j| (i << 8 | j) as u16));
     for isa in pair_isas() {
-        let mut out = ([0; LANES], [Pairs::ZERO; LANES], Pairs::ZERO);
+        let mut out = ([0; LANES], [Pairs::ZERO; LANES], [Pairs::ZERO; 4]);
         let out_ref = &mut out;
         dispatch_pairs!(
             isa,
             rearrange(
                 numbers: &[f32; 2 * LANES], square: &[[u16; 2 * LANES]; LANES], rows: &[[u16; LANES]; 2],
-                out_ref: &mut ([u32; LANES], [Pairs; LANES], Pairs)
+                out_ref: &mut ([u32; LANES], [Pairs; LANES], [Pairs; 4])
             )
         );
         let halves: Vec<_> = out.0.iter().flat_map(|word| [*word as u16, (word >> 16) as u16]).collect();
@@ -110,6 +117,12 @@ fn numbers_are_rounded_and_words_are_moved() {
             let want = |j: usize| ((j << 24) | ((2 * i + 1) << 16) | (j << 8) | (2 * i)) as u32;
             assert_eq!(line.0, std::array::from_fn(want), "{isa}");
         }
-        assert_eq!(out.2.0, std::array::from_fn(|j| (0x100_0000 | j << 16 | j) as u32), "{isa}");
+        for pairs in &out.2[..2] {
+            assert_eq!(pairs.0, std::array::from_fn(|j| (0x100_0000 | j << 16 | j) as u32), "{isa}");
+        }
+        for (half, pairs) in out.2[2..].iter().enumerate() {
+            let number = |lane: usize, i: usize| (100 + 7 * (4 * lane + 2 * half + i) % 64) as u32;
+            assert_eq!(pairs.0, std::array::from_fn(|lane| number(lane, 0) | number(lane, 1) << 16), "{isa}");
+        }
     }
 }

@@ -29,19 +29,14 @@ fn the_definition_has_the_bits_that_were_recorded_from_hardware() {
 #[test]
 fn bytes_are_multiplied_exactly_and_by_parts() {
     let (rows, lines, sums) = trial::byte_operands(&mut Random(7));
-    let want = |first: usize, inputs: usize| -> Tile {
-        let product = |row: usize, output: usize, i: usize| {
-            i32::from(rows.0[row][i]) * i32::from(lines.0[i / 4][4 * output + i % 4] as i8)
-        };
-        let sum = |row: usize, output: usize| (first..first + inputs).map(|i| product(row, output, i)).sum::<i32>();
-        std::array::from_fn(|row| {
-            Pairs(std::array::from_fn(|output| sums[row].0[output].wrapping_add(sum(row, output) as u32)))
-        })
+    let product = |row: usize, output: usize, i: usize| {
+        i32::from(rows.0[row][i]) * i32::from(lines.0[i / 4][4 * output + i % 4] as i8)
     };
-    let bytes = (rows, lines, sums);
-    assert_eq!(trial::byte_product::<1>(&mut Emulated::<32>::new(16), &bytes), want(0, 32));
-    assert_eq!(trial::byte_product::<0>(&mut Emulated::<16>::new(16), &bytes), want(0, 16));
-    assert_eq!(trial::byte_product::<1>(&mut Emulated::<16>::new(16), &bytes), want(16, 16));
+    let sum = |row: usize, output: usize| (0..32).map(|i| product(row, output, i)).sum::<i32>();
+    let want = std::array::from_fn(|row| {
+        Pairs(std::array::from_fn(|output| sums[row].0[output].wrapping_add(sum(row, output) as u32)))
+    });
+    assert_eq!(trial::byte_product(&mut Emulated::<32>::new(16), &(rows, lines, sums)), want);
 }
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -77,12 +72,8 @@ mod hardware {
         let random = &mut Random(3);
         for i in 0..if everything() { 10_000 } else { 500 } {
             let (rows, bytes) = (1 + random.bits() as usize % 16, trial::byte_operands(random));
-            let whole = trial::byte_product::<0>(&mut Hardware::<32>::configure(amx, rows), &bytes);
-            assert_eq!(whole, trial::byte_product::<0>(&mut Emulated::<32>::new(rows), &bytes), "{i}, {rows} rows");
-            let first = trial::byte_product::<0>(&mut Hardware::<16>::configure(amx, rows), &bytes);
-            assert_eq!(first, trial::byte_product::<0>(&mut Emulated::<16>::new(rows), &bytes), "{i}, {rows} rows");
-            let second = trial::byte_product::<1>(&mut Hardware::<16>::configure(amx, rows), &bytes);
-            assert_eq!(second, trial::byte_product::<1>(&mut Emulated::<16>::new(rows), &bytes), "{i}, {rows} rows");
+            let got = trial::byte_product(&mut Hardware::<32>::configure(amx, rows), &bytes);
+            assert_eq!(got, trial::byte_product(&mut Emulated::<32>::new(rows), &bytes), "{i}, {rows} rows");
         }
     }
 

@@ -104,9 +104,10 @@ pub struct EngineArgs {
     /// Type of the computation: auto, float32, float16 or bfloat16 [default: auto]
     ///
     /// On a GPU `auto` is the checkpoint's type. On a CPU it is bfloat16 for a checkpoint in bfloat16 if the CPU is faster
-    /// in it (AMD with AVX512-BF16, Intel with AMX), and for one in float16 with AMX, which the log says, otherwise
-    /// float32. On a CPU, bfloat16 rounds activations where they are multiplied with weights, and attention multiplies in
-    /// it too, with sums in float32; other CPUs emulate it with the same bits, slowly. A CPU refuses float16.
+    /// in it (AMD with AVX512-BF16, Intel with AMX), and with AMX for one in float16 or in quantised weights as well, which
+    /// the log says, otherwise float32. On a CPU, bfloat16 rounds activations where they are multiplied with weights (of
+    /// quantised ones with those of AMX alone), and attention multiplies in it too, with sums in float32; other CPUs emulate
+    /// it with the same bits, slowly. A CPU refuses float16.
     #[arg(long, value_parser = values::dtype, env = "QUIRE_DTYPE")]
     pub dtype: Option<values::DtypeChoice>,
     /// Chat template instead of that of the checkpoint: a file in Jinja, a name, or the template itself

@@ -273,16 +273,22 @@ fn dtype(
         (false, fast) => fast.then_some(Isa::Avx512Bf16),
     };
     match engine.dtype {
-        None if features.launches => Ok(stored.filter(computes).unwrap_or_default()),
-        None => match (stored, fast) {
-            (Some(stored @ Dtype::Bf16), Some(unit)) | (Some(stored @ Dtype::F16), Some(unit @ Isa::Amx)) => {
-                tracing::info!(
-                    "--dtype auto: bfloat16 for a checkpoint in {stored}, because this CPU is fast in it ({unit}); float32 is more accurate"
-                );
-                Ok(Dtype::Bf16)
-            }
-            _ => Ok(Dtype::F32),
-        },
+        // Codes are multiplied with numbers of 16 bits.
+        None if features.launches => {
+            let types = [stored, Some(Dtype::Bf16).filter(|_| stored.is_none())];
+            Ok(types.into_iter().flatten().find(computes).unwrap_or_default())
+        }
+        None => {
+            // Tiles multiply codes too.
+            let unit =
+                fast.filter(|unit| stored == Some(Dtype::Bf16) || *unit == Isa::Amx && stored != Some(Dtype::F32));
+            let Some(unit) = unit else { return Ok(Dtype::F32) };
+            let stored = stored.map_or("quantised weights".to_string(), |stored| stored.to_string());
+            tracing::info!(
+                "--dtype auto: bfloat16 for a checkpoint in {stored}, because this CPU is fast in it ({unit}); float32 is more accurate"
+            );
+            Ok(Dtype::Bf16)
+        }
         Some(dtype) if computes(&dtype) => {
             if dtype == Dtype::Bf16 && !features.launches && fast.is_none() {
                 tracing::warn!(

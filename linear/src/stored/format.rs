@@ -182,6 +182,19 @@ impl StoredFormat {
         self.group < 32
     }
 
+    /// Inputs of a tile.
+    pub(super) fn tile(&self) -> usize {
+        if self.halves() { BLOCK / 2 } else { BLOCK }
+    }
+
+    /// Steps of a group that are summed in floats before the scale of that sum is multiplied: up to four.
+    pub(super) fn chain(&self) -> usize {
+        [4, 2]
+            .into_iter()
+            .find(|steps| self.group.is_multiple_of(steps * BLOCK) || self.group == usize::MAX)
+            .unwrap_or(1)
+    }
+
     /// Whether a constant is added to products.
     pub(super) fn has_minimum(&self) -> bool {
         matches!(self.offset, Offset::Minimum | Offset::ByteMinimum)

@@ -65,6 +65,43 @@ impl Group {
     }
 }
 
+/// The group of the tile that is unpacked.
+pub(super) struct Current {
+    pub group: Group,
+    index: usize,
+}
+
+impl Current {
+    /// No group yet.
+    pub const NONE: Current = Current { group: Group::ZERO, index: usize::MAX };
+
+    /// Reads the group of a tile of a pair, and returns whether it is another one.
+    #[inline(always)]
+    pub fn enter<L: Lanes>(&mut self, panels: &StoredPanels, pair: usize, tile: usize) -> bool {
+        // Inputs that pad the last block belong to the last group.
+        let input = (tile * panels.format.tile()).min(panels.k - 1);
+        let index = input / panels.format.group;
+        let is_other = index != self.index;
+        if is_other {
+            self.index = index;
+            self.group.read::<L>(panels, panels.pair(pair).0, input);
+        }
+        is_other
+    }
+
+    /// As [`Current::enter`]; then the minima are what zero points take from the sum of a row.
+    #[inline(always)]
+    pub fn enter_rounded<L: Lanes>(&mut self, panels: &StoredPanels, pair: usize, tile: usize) {
+        if self.enter::<L>(panels, pair, tile) && panels.format.offset == Offset::ZeroPoint {
+            let Group { scales, minima, points } = &mut self.group;
+            for panel in 0..PAIR {
+                let scales = L::load(&scales[panel]).mul(L::splat(-1.0));
+                L::load(&points[panel]).mul(scales).store(&mut minima[panel]);
+            }
+        }
+    }
+}
+
 /// Numbers of a panel in a header, of which each output has one of `BYTES` bytes; `index` counts groups.
 #[inline(always)]
 fn chunks<const BYTES: usize>(header: &[u8], start: usize, index: usize, panel: usize) -> &[[u8; BYTES]] {

@@ -14,14 +14,16 @@ use simd::int8::{DotIsa, DotLanes, Floats, GROUP, IntLanes, OFFSET, PortableDot,
 use simd::{Lanes, dispatch_dot, prefetch};
 
 use super::format::{Codes, Offset, StoredFormat};
-use super::group::Group;
-use super::panels::{FOURS, StoredPanels, code, codes, planes};
+use super::group::{Current, Group};
+use super::panels::{StoredPanels, code, codes, planes};
 use super::task::{ROWS, Task, end, start};
 use crate::blocks::{Ahead, PAIR};
-use crate::byte_tiles::{self, Unpacked};
+use crate::byte_tiles::Bytes;
 use crate::form::Line;
+use crate::processor::Processor;
 use crate::quantize::BLOCK;
 use crate::rows::RowBlock;
+use crate::scaled_tiles::{Tiles, Unpack};
 
 /// Blocks whose groups are widened at a time.
 const AT_ONCE: usize = 16;
@@ -132,62 +134,52 @@ pub(super) fn multiply(dot: DotIsa, task: &Task<'_, RowBlock>, groups: &mut Vec<
     dispatch_cut!(dot, task.weights.format, walk(task: &Task<'_, RowBlock>, groups: &mut [Group]));
 }
 
-impl byte_tiles::Weights for StoredPanels {
-    fn unpack(&self, dot: DotIsa, pair: usize, blocks: Range<usize>, to: &mut [[Unpacked; PAIR]]) {
-        let from = &(self, pair, blocks);
-        dispatch_cut!(dot, self.format, unpack(from: &(&StoredPanels, usize, Range<usize>), to: &mut [[Unpacked; PAIR]]));
+impl Unpack<Bytes> for StoredPanels {
+    fn unpack(&self, processor: Processor<'_>, pair: usize, tiles: Range<usize>, to: &mut [Tiles<Bytes>]) {
+        let (dot, from) = (processor.dot, &(self, pair, tiles));
+        dispatch_cut!(dot, self.format, unpack(from: &(&StoredPanels, usize, Range<usize>), to: &mut [Tiles<Bytes>]));
     }
-    fn ahead(&self, pair: usize, bands: usize) -> Ahead {
-        StoredPanels::ahead(self, pair, bands)
+    fn lines(&self, pair: usize, tiles: Range<usize>) -> Range<*const Line> {
+        StoredPanels::lines(self, pair, tiles)
     }
 }
 
-/// Unpacks some blocks of a pair to signed bytes.
+/// Unpacks some tiles of a pair to signed bytes.
 #[inline(always)]
-fn unpack<D: DotLanes, C: Cut>(from: &(&StoredPanels, usize, Range<usize>), to: &mut [[Unpacked; PAIR]]) {
+fn unpack<D: DotLanes, C: Cut>(from: &(&StoredPanels, usize, Range<usize>), to: &mut [Tiles<Bytes>]) {
     match Floats::<D>::VECTORS {
         true => bytes::<D, C>(from, to),
         false => bytes_without_vectors(from, to),
     }
 }
 
-fn bytes_without_vectors(from: &(&StoredPanels, usize, Range<usize>), to: &mut [[Unpacked; PAIR]]) {
+fn bytes_without_vectors(from: &(&StoredPanels, usize, Range<usize>), to: &mut [Tiles<Bytes>]) {
     bytes::<PortableDot, Any>(from, to);
 }
 
 #[allow(clippy::needless_range_loop)] // one index for several arrays
 #[inline(always)]
-fn bytes<D: DotLanes, C: Cut>(
-    (panels, pair, blocks): &(&StoredPanels, usize, Range<usize>),
-    to: &mut [[Unpacked; PAIR]],
-) {
-    let StoredPanels { format, layout, .. } = panels;
-    let (header, lines) = panels.pair(*pair);
+fn bytes<D: DotLanes, C: Cut>((panels, pair, tiles): &(&StoredPanels, usize, Range<usize>), to: &mut [Tiles<Bytes>]) {
+    let format = &panels.format;
     let codebook = &Codebook::new::<D>(format);
     let zero = if C::BITS < 8 { format.codes.zero() as u8 } else { D::start(OFFSET.into()) as u8 };
-    let parts = if format.halves() { 2 } else { 1 };
-    let (mut current, mut group, mut offsets) = (usize::MAX, Group::ZERO, [[zero; GROUP]; PAIR]);
-    for (block, to) in blocks.clone().zip(to) {
-        for part in 0..parts {
-            // Inputs that pad the last block belong to the last group.
-            let input = (block * BLOCK + part * BLOCK / 2).min(panels.k - 1);
-            if input / format.group != current {
-                current = input / format.group;
-                group.read::<Floats<D>>(panels, header, input);
-                let has_points = format.offset == Offset::ZeroPoint;
-                for (offsets, points) in offsets.iter_mut().zip(group.points).filter(|_| has_points) {
-                    for (offsets, point) in offsets.as_chunks_mut::<4>().0.iter_mut().zip(points) {
-                        *offsets = [zero + point as u8; 4];
-                    }
+    let fours = format.tile() / 4;
+    let (mut current, mut offsets) = (Current::NONE, [[zero; GROUP]; PAIR]);
+    for (tile, to) in tiles.clone().zip(to) {
+        let is_other = current.enter::<Floats<D>>(panels, *pair, tile);
+        let group = &current.group;
+        if is_other && format.offset == Offset::ZeroPoint {
+            for (offsets, points) in offsets.iter_mut().zip(group.points) {
+                for (offsets, point) in offsets.as_chunks_mut::<4>().0.iter_mut().zip(points) {
+                    *offsets = [zero + point as u8; 4];
                 }
             }
-            for panel in 0..PAIR {
-                to[panel].scales[part] = group.scales[panel];
-                to[panel].minima[part] = group.minima[panel];
-                let lines = &lines[(block * PAIR + panel) * layout.block..][..layout.block];
-                for g in part * FOURS / parts..(part + 1) * FOURS / parts {
-                    Unpacked::write::<D>(&mut to[panel].lines.0[g], C::group::<D>(lines, g, codebook), &offsets[panel]);
-                }
+        }
+        for panel in 0..PAIR {
+            (to[panel].scales, to[panel].minima) = (group.scales[panel], group.minima[panel]);
+            let (lines, first) = panels.tile(*pair, panel, tile);
+            for g in 0..fours {
+                to[panel].write::<D>(g, C::group::<D>(lines, first + g, codebook), &offsets[panel]);
             }
         }
     }

@@ -28,12 +28,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use simd::int8::{GROUP, IntLanes};
+use simd::small_float::f32_to_bf16;
 use simd::{LANES, Pool};
 
-use super::format::{Codes, OUTER, StoredFormat, StoredRow, weight};
+use super::format::{Codes, OUTER, Offset, StoredFormat, StoredRow, weight};
 use crate::blocks::{Ahead, OUTPUTS, PAIR};
 use crate::form::Line;
 use crate::format::in_panels;
+use crate::pair_tiles;
 use crate::quantize::BLOCK;
 
 /// Groups of four inputs in a block.
@@ -54,6 +56,8 @@ pub(crate) struct StoredPanels {
     pub format: StoredFormat,
     pub k: usize,
     lines: Vec<Line>,
+    /// The numbers of codes of less than 8 bits, in bfloat16.
+    pub(super) numbers: [u16; 64],
     /// Offsets in the header, in bytes, and its lines.
     pub(super) layout: Layout,
 }
@@ -121,7 +125,7 @@ impl StoredPanels {
         };
         let lines = in_panels(pool, n.div_ceil(OUTPUTS), layout.pair, OUTPUTS * k, Line([0; GROUP]), write);
         match sound.into_inner() {
-            true => Ok(StoredPanels { format, k, lines, layout }),
+            true => Ok(StoredPanels { format, k, lines, layout, numbers: numbers(format.codes) }),
             false => Err(LinearError::NotFinite),
         }
     }
@@ -134,6 +138,27 @@ impl StoredPanels {
     /// Blocks of 32 inputs in a row.
     pub fn blocks(&self) -> usize {
         self.k.div_ceil(BLOCK)
+    }
+
+    /// Tiles of a row.
+    pub fn tiles(&self) -> usize {
+        self.blocks() * (BLOCK / self.format.tile())
+    }
+
+    /// Lines of a panel that a tile is in, and the first group of four inputs of the tile in them.
+    #[inline(always)]
+    pub(super) fn tile(&self, pair: usize, panel: usize, tile: usize) -> (&[Line], usize) {
+        let input = tile * self.format.tile();
+        let lines = &self.pair(pair).1[(input / BLOCK * PAIR + panel) * self.layout.block..][..self.layout.block];
+        (lines, input % BLOCK / 4)
+    }
+
+    /// Returns where some tiles of a pair lie, with the header if they are the first; empty behind the last pair.
+    pub(super) fn lines(&self, pair: usize, tiles: Range<usize>) -> Range<*const Line> {
+        let Layout { header, block, pair: all, .. } = self.layout;
+        let lines = self.lines.get(pair * all..).unwrap_or_default();
+        let line = |tile: usize| (header + tile * self.format.tile() * PAIR * block / BLOCK).min(lines.len());
+        lines[if tiles.start == 0 { 0 } else { line(tiles.start) }..line(tiles.end)].as_ptr_range()
     }
 
     /// Header and codes of a pair.
@@ -151,8 +176,8 @@ impl StoredPanels {
         Ahead::new(start..end, [self.layout.pair, PAIR * self.layout.block], bands)
     }
 
-    /// Writes output `row` as floats; column i of the weights goes to `out[place(i)]`.
-    pub fn copy_row(&self, row: usize, out: &mut [f32], place: impl Fn(usize) -> usize) {
+    /// Code of input `i` of output `row`, and the bits of its scale and of its offset, each with those of what it is multiplied with.
+    fn element(&self, row: usize, i: usize) -> (u8, (u32, u16), (u32, u16)) {
         let (header, lines) = self.pair(row / OUTPUTS);
         let (output, lane) = (row % OUTPUTS, row % LANES);
         let format = &self.format;
@@ -160,22 +185,57 @@ impl StoredPanels {
             let at = start + (index * OUTPUTS + output) * bytes;
             header[at..at + bytes].iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte))
         };
-        for i in 0..self.k {
-            let block = &lines[(i / BLOCK * PAIR + output / LANES) * self.layout.block..][..self.layout.block];
-            let code = code(format.codes, block, i % BLOCK, lane);
-            let (group, outer) = (i / format.group, i / OUTER);
-            let scale = number(0, format.scale.bytes(), group);
-            let offset = number(self.layout.offsets, format.offset.bytes(), group);
-            let (mut outer_scale, mut outer_minimum) = (0, 0);
-            if format.scale.has_outer() {
-                outer_scale = number(self.layout.outer, 2, outer) as u16;
-                if format.has_minimum() {
-                    outer_minimum = number(self.layout.outer_minima, 2, outer) as u16;
-                }
+        let block = &lines[(i / BLOCK * PAIR + output / LANES) * self.layout.block..][..self.layout.block];
+        let code = code(format.codes, block, i % BLOCK, lane);
+        let (group, outer) = (i / format.group, i / OUTER);
+        let scale = number(0, format.scale.bytes(), group);
+        let offset = number(self.layout.offsets, format.offset.bytes(), group);
+        let (mut outer_scale, mut outer_minimum) = (0, 0);
+        if format.scale.has_outer() {
+            outer_scale = number(self.layout.outer, 2, outer) as u16;
+            if format.has_minimum() {
+                outer_minimum = number(self.layout.outer_minima, 2, outer) as u16;
             }
-            out[place(i)] = weight(format, code, (scale, outer_scale), (offset, outer_minimum));
+        }
+        (code, (scale, outer_scale), (offset, outer_minimum))
+    }
+
+    /// Writes output `row` as floats; column i of the weights goes to `out[place(i)]`.
+    pub fn copy_row(&self, row: usize, out: &mut [f32], place: impl Fn(usize) -> usize) {
+        for i in 0..self.k {
+            let (code, scale, offset) = self.element(row, i);
+            out[place(i)] = weight(&self.format, code, scale, offset);
         }
     }
+
+    /// The product of output `row` with a row of activations in the order of the columns, as tiles compute it.
+    pub fn on_tiles(&self, row: usize, x: &[f32]) -> f32 {
+        let (mut sum, format) = (0.0, &self.format);
+        let width = format.tile() * format.chain();
+        for (step, x) in x.chunks(width).enumerate() {
+            let number = |i: usize| format.codes.number(self.element(row, step * width + i).0);
+            let numbers: Vec<f32> = (0..x.len()).map(number).collect();
+            let (_, scale, offset) = self.element(row, step * width);
+            let scale = format.scale.value(scale.0, scale.1);
+            let minimum = match format.offset {
+                Offset::None => None,
+                Offset::ZeroPoint => Some(scale * -(offset.0 as f32)),
+                _ => Some(format.offset.minimum(offset.0, offset.1)),
+            };
+            sum = pair_tiles::reference(sum, (x, &numbers, format.tile()), scale, minimum);
+        }
+        sum
+    }
+}
+
+/// The numbers of codes of less than 8 bits, in bfloat16.
+fn numbers(codes: Codes) -> [u16; 64] {
+    let mut numbers = [0; 64];
+    if codes.bits() < 8 {
+        let of_codes = numbers.iter_mut().take(1 << codes.bits()).enumerate();
+        of_codes.for_each(|(code, number)| *number = f32_to_bf16(codes.number(code as u8)));
+    }
+    numbers
 }
 
 fn as_bytes(lines: &[Line]) -> &[u8] {

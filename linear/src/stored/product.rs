@@ -12,16 +12,17 @@ use super::integer::multiply;
 use super::panels::StoredPanels;
 use super::panels::planes;
 use super::rounding::{Rounding, row_to_blocks, to_e4m3};
+use super::steps;
 use super::task::{ROWS, Task, end, start};
 use super::unpack::{Any, Cut, E4m3, Planes, Sums, Table, Unpacked, unpack};
 use crate::activations::with_activations;
 use crate::blocks::{OUTPUTS, PAIR};
-use crate::byte_tiles::Product;
 use crate::output::Output;
 use crate::processor::Processor;
 use crate::quantize::BLOCK;
 use crate::rows::{RowBlock, Rows};
-use crate::tile;
+use crate::scaled_tiles::Product;
+use crate::{byte_tiles, tile};
 
 /// Blocks that are unpacked to memory at a time: 16 KiB of floats, which stay in the L1 cache.
 const AT_ONCE: usize = 4;
@@ -35,9 +36,20 @@ pub(crate) struct Stored {
     pub rounding: Rounding,
     /// Column i of the weights belongs to input `order[i]`; `None`: input i.
     pub order: Option<Box<[u32]>>,
+    /// Whether products with floats are those of tiles.
+    pub on_tiles: bool,
 }
 
 impl Stored {
+    /// The product of output `row` with a row of floats, in the arithmetic of tiles; `None`: in another.
+    pub fn on_tiles(&self, row: usize, x: &[f32]) -> Option<f32> {
+        let in_order = |order: &[u32]| order.iter().map(|input| x[*input as usize]).collect::<Vec<_>>();
+        (self.on_tiles && !self.rounding.is_integer()).then(|| match &self.order {
+            None => self.panels.on_tiles(row, x),
+            Some(order) => self.panels.on_tiles(row, &in_order(order)),
+        })
+    }
+
     /// Writes row `row` as floats, in the order of the inputs.
     pub fn copy_row(&self, row: usize, out: &mut [f32]) {
         match &self.order {
@@ -46,6 +58,27 @@ impl Stored {
         }
     }
 }
+
+/// Runs a kernel that is generic over the codes of a format.
+macro_rules! dispatch_cut {
+    ($dispatch:ident, $format:expr, $isa:expr, $kernel:ident($($arg:ident : $ty:ty),*)) => {{
+        type Two = Planes<2, 0>;
+        type Three = Planes<2, 1>;
+        type Five = Planes<4, 1>;
+        type Six = Planes<4, 2>;
+        type Eight = Planes<8, 0>;
+        match ($format.codes, planes($format.codes.bits())) {
+            (Codes::E4m3, _) => $dispatch!($isa, $kernel::<E4m3: Cut>($($arg: $ty),*)),
+            (_, [2, 0]) => $dispatch!($isa, $kernel::<Two: Cut>($($arg: $ty),*)),
+            (_, [2, 1]) => $dispatch!($isa, $kernel::<Three: Cut>($($arg: $ty),*)),
+            (_, [4, 0]) => $dispatch!($isa, $kernel::<Table: Cut>($($arg: $ty),*)),
+            (_, [4, 1]) => $dispatch!($isa, $kernel::<Five: Cut>($($arg: $ty),*)),
+            (_, [4, 2]) => $dispatch!($isa, $kernel::<Six: Cut>($($arg: $ty),*)),
+            _ => $dispatch!($isa, $kernel::<Eight: Cut>($($arg: $ty),*)),
+        }
+    }};
+}
+pub(super) use dispatch_cut;
 
 thread_local! {
     /// Activations that this thread's last product rounded or reordered, reused by the next. They are taken out while in use,
@@ -68,8 +101,9 @@ pub(crate) fn run(
 ) {
     let (panels, pairs) = (&weights.panels, 0..n.div_ceil(OUTPUTS));
     let bytes = |x: &[RowBlock]| {
-        let (halves, minima) = (panels.format.halves(), panels.format.has_minimum());
-        let done = Product { x, rows, weights: panels, halves, minima, bias, out, n }.run(processor);
+        let (minima, tiles) = (panels.format.has_minimum(), panels.tiles());
+        let on_tiles = Product { weights: panels, rows, tiles, chain: 1, minima, bias, out, n };
+        let done = byte_tiles::run(processor, on_tiles, x, panels.format.halves());
         if done < rows {
             let (x, rows, out) = (&x[done * panels.blocks()..], rows - done, out.behind(done));
             processor.bytes(Task { x, weights: panels, rows, pairs: pairs.clone(), bias, out });
@@ -77,9 +111,14 @@ pub(crate) fn run(
     };
     match x {
         Rows::Blocks(x) => bytes(x),
-        Rows::Numbers(x) => processor.with_numbers(x, weights, |x| match weights.rounding.is_integer() {
-            true => processor.with_blocks(x, weights, bytes),
-            false => processor.floats(Task { x, weights: panels, rows, pairs: pairs.clone(), bias, out }),
+        Rows::Numbers(x) => processor.with_numbers(x, weights, |x| {
+            if weights.rounding.is_integer() {
+                processor.with_blocks(x, weights, bytes);
+            } else if weights.on_tiles {
+                steps::run(processor, panels, (x, rows), bias, (out, n));
+            } else {
+                processor.floats(Task { x, weights: panels, rows, pairs: pairs.clone(), bias, out });
+            }
         }),
     }
 }
@@ -146,30 +185,10 @@ impl Processor<'_> {
 
 type Scratch = [Vec<[f32; LANES]>; PAIR];
 
-/// Runs a kernel that is generic over the codes of a format.
-macro_rules! dispatch_cut {
-    ($format:expr, $isa:expr, $kernel:ident($($arg:ident : $ty:ty),*)) => {{
-        type Two = Planes<2, 0>;
-        type Three = Planes<2, 1>;
-        type Five = Planes<4, 1>;
-        type Six = Planes<4, 2>;
-        type Eight = Planes<8, 0>;
-        match ($format.codes, planes($format.codes.bits())) {
-            (Codes::E4m3, _) => dispatch!($isa, $kernel::<E4m3: Cut>($($arg: $ty),*)),
-            (_, [2, 0]) => dispatch!($isa, $kernel::<Two: Cut>($($arg: $ty),*)),
-            (_, [2, 1]) => dispatch!($isa, $kernel::<Three: Cut>($($arg: $ty),*)),
-            (_, [4, 0]) => dispatch!($isa, $kernel::<Table: Cut>($($arg: $ty),*)),
-            (_, [4, 1]) => dispatch!($isa, $kernel::<Five: Cut>($($arg: $ty),*)),
-            (_, [4, 2]) => dispatch!($isa, $kernel::<Six: Cut>($($arg: $ty),*)),
-            _ => dispatch!($isa, $kernel::<Eight: Cut>($($arg: $ty),*)),
-        }
-    }};
-}
-
 fn multiply_floats(isa: Isa, task: &Task<'_, f32>, unpacked: &mut Scratch) {
     // Few rows use a weight so seldom that it stays in a register.
     if task.rows <= FEW && task.weights.k.is_multiple_of(BLOCK) {
-        dispatch_cut!(task.weights.format, isa, walk_few(task: &Task<'_, f32>));
+        dispatch_cut!(dispatch, task.weights.format, isa, walk_few(task: &Task<'_, f32>));
     } else {
         dispatch!(isa, walk(isa: Isa, task: &Task<'_, f32>, unpacked: &mut Scratch));
     }
@@ -214,6 +233,7 @@ fn few_rows<L: WithInts, C: Cut>(task: &Task<'_, f32>) {
 /// Writes some blocks of a pair to memory.
 fn unpack_blocks(isa: Isa, panels: &StoredPanels, pair: usize, blocks: Range<usize>, out: &mut Unpacked<'_>) {
     dispatch_cut!(
+        dispatch,
         panels.format,
         isa,
         unpack_all(panels: &StoredPanels, pair: usize, blocks: Range<usize>, out: &mut Unpacked<'_>)

@@ -5,7 +5,9 @@
 use std::ops::Range;
 
 use simd::int8::{IntLanes, WithInts};
-use simd::{LANES, Lanes, prefetch};
+use simd::pairs::PairLanes;
+use simd::small_float::{bf16_to_f32, f32_to_bf16};
+use simd::{LANES, Lanes, Pairs, prefetch};
 
 use super::format::{Codes, Offset};
 use super::group::Group;
@@ -15,7 +17,7 @@ use crate::form::Line;
 use crate::quantize::BLOCK;
 
 /// Distance of prefetched lines, in bytes.
-const AHEAD: usize = 4 << 10;
+pub(super) const AHEAD: usize = 4 << 10;
 
 /// How numbers come from the codes of a block.
 pub(super) trait Cut: 'static {
@@ -25,6 +27,8 @@ pub(super) trait Cut: 'static {
     type Integers: Cut;
     /// The numbers that inputs 4g..4g+4 of a panel stand for.
     fn load<L: WithInts>(lines: &[Line], g: usize, codebook: &Codebook) -> [L; 4];
+    /// The same numbers in bfloat16, with the zero point of all groups subtracted; `table` is that of the codes.
+    fn pairs<D: PairLanes>(codes: Codes, table: D::Table, lines: &[Line], g: usize, to: &mut [Pairs; 2]);
 }
 
 /// What codes stand for.
@@ -32,6 +36,27 @@ pub(super) struct Codebook {
     codes: Codes,
     /// Numbers of the first 16 codes.
     table: [f32; LANES],
+}
+
+/// Integers in registers of the floats that go with pairs.
+type Ints<D> = <<D as PairLanes>::Floats as WithInts>::Ints;
+
+/// Pairs up numbers that are bfloat16 after the addition of `add`.
+#[inline(always)]
+fn join<D: PairLanes>([a, b, c, d]: [D::Floats; 4], add: f32, to: &mut [Pairs; 2]) {
+    let add = D::Floats::splat(add);
+    D::join(a.add(add), b.add(add), &mut to[0]);
+    D::join(c.add(add), d.add(add), &mut to[1]);
+}
+
+impl Codebook {
+    pub fn new(codes: Codes) -> Codebook {
+        let mut table = [0.0; LANES];
+        for (code, number) in table.iter_mut().enumerate() {
+            *number = codes.number(code as u8);
+        }
+        Codebook { codes, table }
+    }
 }
 
 /// Integers in one plane or two.
@@ -45,6 +70,18 @@ impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
         let codes = codes::<L::Ints, LOW, HIGH>(lines, g);
         let byte = L::Ints::byte;
         [byte(codes, 0), byte(codes, 1), byte(codes, 2), byte(codes, 3)]
+    }
+    #[inline(always)]
+    fn pairs<D: PairLanes>(codes: Codes, table: D::Table, lines: &[Line], g: usize, to: &mut [Pairs; 2]) {
+        let of_inputs = self::codes::<Ints<D>, LOW, HIGH>(lines, g);
+        if LOW == 8 {
+            let [a, b, c, d] = [0, 1, 2, 3];
+            let byte = Ints::<D>::byte;
+            let numbers = [byte(of_inputs, a), byte(of_inputs, b), byte(of_inputs, c), byte(of_inputs, d)];
+            join::<D>(numbers, -codes.zero() as f32, to);
+        } else {
+            D::look_up(of_inputs, table, LOW + HIGH > 5, to);
+        }
     }
 }
 
@@ -63,6 +100,10 @@ impl Cut for Table {
             look_up(words, shift + 24, table),
         ]
     }
+    #[inline(always)]
+    fn pairs<D: PairLanes>(_: Codes, table: D::Table, lines: &[Line], g: usize, to: &mut [Pairs; 2]) {
+        D::look_up(codes::<Ints<D>, 4, 0>(lines, g), table, false, to);
+    }
 }
 
 /// Floats of 8 bits.
@@ -75,6 +116,10 @@ impl Cut for E4m3 {
         let (codes, load) = (lines[g].0.as_chunks::<LANES>().0, L::load_e4m3);
         [load(&codes[0]), load(&codes[1]), load(&codes[2]), load(&codes[3])]
     }
+    #[inline(always)]
+    fn pairs<D: PairLanes>(codes: Codes, _: D::Table, lines: &[Line], g: usize, to: &mut [Pairs; 2]) {
+        join::<D>(Self::load(lines, g, &Codebook { codes, table: [0.0; LANES] }), 0.0, to);
+    }
 }
 
 /// Codes of every kind, one at a time: slower, and one function instead of seven.
@@ -85,6 +130,16 @@ impl Cut for Any {
     #[inline(always)]
     fn load<L: WithInts>(lines: &[Line], g: usize, &Codebook { codes, .. }: &Codebook) -> [L; 4] {
         std::array::from_fn(|i| L::load(&std::array::from_fn(|lane| codes.number(code(codes, lines, 4 * g + i, lane)))))
+    }
+    #[inline(always)]
+    fn pairs<D: PairLanes>(codes: Codes, _: D::Table, lines: &[Line], g: usize, to: &mut [Pairs; 2]) {
+        let numbers = Self::load::<D::Floats>(lines, g, &Codebook { codes, table: [0.0; LANES] });
+        let round = |number: D::Floats| {
+            let mut numbers = [0.0; LANES];
+            number.store(&mut numbers);
+            D::Floats::load(&numbers.map(|number| bf16_to_f32(f32_to_bf16(number))))
+        };
+        join::<D>(numbers.map(round), 0.0, to);
     }
 }
 
@@ -137,10 +192,7 @@ pub(super) fn unpack<L: WithInts, C: Cut>(
 ) {
     let StoredPanels { format, layout, .. } = panels;
     let (header, lines) = panels.pair(pair);
-    let mut codebook = Codebook { codes: format.codes, table: [0.0; LANES] };
-    for (code, number) in codebook.table.iter_mut().enumerate() {
-        *number = format.codes.number(code as u8);
-    }
+    let codebook = Codebook::new(format.codes);
     let zero = L::splat(if C::OFF { format.codes.zero() as f32 } else { 0.0 });
     let subtract = C::OFF && format.codes.zero() != 0 || format.offset == Offset::ZeroPoint;
     let minima = format.has_minimum();

@@ -389,11 +389,15 @@ pub fn in_stored_forms(mut decoder: Decoder, weights: &Weights) -> Result<Decode
     Ok(decoder)
 }
 
-/// Type in which the checkpoint stores its embedding, for a model that computes in the checkpoint's type; `None` if the tensor
-/// is missing.
+/// Type in which the checkpoint stores its embedding, for a model that computes in the checkpoint's type; `None` if it stores codes, or
+/// the tensor is missing.
 pub fn checkpoint_dtype(decoder: &Decoder, weights: &Weights) -> Option<Dtype> {
-    let part = decoder.embedding.tokens.parts.first()?;
-    weights.get(&part.weight()).map(|view| view.dtype)
+    let embedding = &decoder.embedding.tokens;
+    let part = weights.stored_part(embedding.parts.first()?);
+    match quantized::find(weights, &part, embedding.inputs) {
+        Ok(Some(_)) => None,
+        _ => weights.get(&part.weight()).map(|view| view.dtype),
+    }
 }
 
 /// Checks that the checkpoint has every tensor that the model reads, in a usable type and shape, and no other tensor that might

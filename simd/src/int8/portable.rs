@@ -3,17 +3,21 @@
 use super::super::{LANES, Portable};
 use super::{DotLanes, GROUP, IntLanes, WithInts};
 
-impl WithInts for Portable {
-    type Ints = [i32; LANES];
+impl<const FUSED: bool> WithInts for Portable<FUSED> {
+    type Ints = Ints<FUSED>;
 }
 
-impl IntLanes for [i32; LANES] {
-    type Floats = Portable;
+/// Sixteen integers in an array.
+#[derive(Clone, Copy)]
+pub struct Ints<const FUSED: bool>([i32; LANES]);
+
+impl<const FUSED: bool> IntLanes for Ints<FUSED> {
+    type Floats = Portable<FUSED>;
     type Weights = [u8; GROUP];
 
     #[inline(always)]
     fn splat(sum: i32) -> Self {
-        [sum; LANES]
+        Ints([sum; LANES])
     }
     #[inline(always)]
     fn load(from: &[u8; GROUP]) -> [u8; GROUP] {
@@ -36,16 +40,16 @@ impl IntLanes for [i32; LANES] {
         codes.map(|code| table[usize::from(code & 15)])
     }
     #[inline(always)]
-    fn byte(codes: [u8; GROUP], i: usize) -> Portable {
+    fn byte(codes: [u8; GROUP], i: usize) -> Portable<FUSED> {
         Portable(std::array::from_fn(|lane| f32::from(codes[4 * lane + i])))
     }
     #[inline(always)]
-    fn to_floats(self) -> Portable {
-        Portable(self.map(|sum| sum as f32))
+    fn to_floats(self) -> Portable<FUSED> {
+        Portable(self.0.map(|sum| sum as f32))
     }
     /// Fused as on every other instruction set, by a library call: one for 32 products.
     #[inline(always)]
-    fn fused(numbers: Portable, scale: Portable, sum: Portable) -> Portable {
+    fn fused(numbers: Self::Floats, scale: Self::Floats, sum: Self::Floats) -> Self::Floats {
         Portable(std::array::from_fn(|i| numbers.0[i].mul_add(scale.0[i], sum.0[i])))
     }
 }
@@ -54,14 +58,14 @@ impl IntLanes for [i32; LANES] {
 pub struct PortableDot;
 
 impl DotLanes for PortableDot {
-    type Sums = [i32; LANES];
+    type Sums = Ints<false>;
     const ROWS: usize = 2;
     const WIDE: bool = false;
     const UNSIGNED: bool = true;
 
     #[inline(always)]
-    fn dot(mut sums: [i32; LANES], weights: [u8; GROUP], activations: [i8; 4]) -> [i32; LANES] {
-        for (sum, weights) in sums.iter_mut().zip(weights.as_chunks::<4>().0) {
+    fn dot(mut sums: Self::Sums, weights: [u8; GROUP], activations: [i8; 4]) -> Self::Sums {
+        for (sum, weights) in sums.0.iter_mut().zip(weights.as_chunks::<4>().0) {
             for (&w, a) in weights.iter().zip(activations) {
                 *sum += i32::from(w) * i32::from(a);
             }

@@ -55,8 +55,15 @@ impl IntLanes for __m512i {
     fn byte(codes: __m512i, i: usize) -> Avx512 {
         // SAFETY: see the module.
         unsafe {
-            let words = _mm512_srl_epi32(codes, _mm_cvtsi32_si128(8 * i as i32));
-            Avx512(_mm512_cvtepi32_ps(_mm512_and_si512(words, _mm512_set1_epi32(255))))
+            // Byte i of each word, with zeros behind it.
+            let order = _mm512_set4_epi32(
+                0x8080_800c_u32 as i32,
+                0x8080_8008_u32 as i32,
+                0x8080_8004_u32 as i32,
+                0x8080_8000_u32 as i32,
+            );
+            let words = _mm512_shuffle_epi8(codes, _mm512_add_epi32(order, _mm512_set1_epi32(i as i32)));
+            Avx512(_mm512_cvtepi32_ps(words))
         }
     }
     #[inline(always)]

@@ -105,8 +105,8 @@ impl Amx {
             };
             let bytes = trial::byte_operands(&mut Random(2));
             let [got, want] = [
-                trial::byte_product::<1>(&mut Hardware::<16>::configure(amx, LANES), &bytes),
-                trial::byte_product::<1>(&mut Emulated::<16>::new(LANES), &bytes),
+                trial::byte_product(&mut Hardware::<32>::configure(amx, LANES), &bytes),
+                trial::byte_product(&mut Emulated::<32>::new(LANES), &bytes),
             ];
             match got != want || (0..2 * NUM_KINDS).map(|i| i % NUM_KINDS).any(differs) {
                 true => Err("the AMX tiles of this CPU compute other bits than Quire defines"),
@@ -156,13 +156,13 @@ pub struct Hardware<const WIDTH: usize> {
 
 impl<const WIDTH: usize> Hardware<WIDTH> {
     /// Configures the thread's tiles, and sets them to zero. Sums and A tiles get this number of rows, which is all that saves time.
-    /// Rows of A tiles have WIDTH bytes: 64, 32 or 16.
+    /// Rows of A tiles have WIDTH bytes: 64 or 32.
     ///
     /// # Panics
     /// If the number is not in 1..=16, or the thread has configured tiles already.
     #[inline(always)]
     pub fn configure(_: Amx, rows: usize) -> Self {
-        const { assert!(WIDTH == 64 || WIDTH == 32 || WIDTH == 16, "bytes of a row") };
+        const { assert!(WIDTH == 64 || WIDTH == 32, "bytes of a row") };
         assert!((1..=LANES).contains(&rows), "{rows} rows of a tile");
         assert!(!CONFIGURED.replace(true), "this thread uses tiles already");
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
@@ -228,21 +228,21 @@ impl<const WIDTH: usize> Registers for Hardware<WIDTH> {
         }
     }
     #[inline(always)]
-    fn load_rows<const T: usize, const PART: usize>(&mut self, from: &ByteRows) {
+    fn load_rows<const T: usize>(&mut self, from: &ByteRows) {
         const { assert!(4 <= T && T < 6 && WIDTH <= BYTES, "an A tile of bytes") };
-        // SAFETY: at most 16 rows of WIDTH bytes, from a multiple of WIDTH on, which is below the 32 bytes of a row.
+        // SAFETY: at most 16 rows of 32 bytes.
         unsafe {
-            asm!("tileloadd tmm{}, [{} + {}]", const T, in(reg) from.0.as_ptr().wrapping_byte_add(PART * WIDTH % BYTES),
-                in(reg) BYTES, options(nostack, readonly, preserves_flags));
+            asm!("tileloadd tmm{}, [{} + {}]", const T, in(reg) from, in(reg) BYTES,
+                options(nostack, readonly, preserves_flags));
         }
     }
     #[inline(always)]
-    fn load_lines<const T: usize, const PART: usize>(&mut self, from: &ByteLines) {
+    fn load_lines<const T: usize>(&mut self, from: &ByteLines) {
         const { assert!(6 <= T && T < 8 && WIDTH <= BYTES, "a B tile of bytes") };
-        // SAFETY: WIDTH / 4 lines of 64 bytes, from a multiple of that number on, which is below the 8 lines.
+        // SAFETY: 8 lines of 64 bytes.
         unsafe {
-            asm!("tileloadd tmm{}, [{} + {}]", const T, in(reg) from.0.as_ptr().wrapping_add(PART * WIDTH % BYTES / 4),
-                in(reg) STRIDE, options(nostack, readonly, preserves_flags));
+            asm!("tileloadd tmm{}, [{} + {}]", const T, in(reg) from, in(reg) STRIDE,
+                options(nostack, readonly, preserves_flags));
         }
     }
     #[inline(always)]

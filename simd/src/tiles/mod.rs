@@ -19,7 +19,7 @@
 //! first NaN of its operands, in the order x, w, sum (fma) or left, right (+), with the quiet bit set; `0xffc00000` if no operand is
 //! NaN. That is `tdpbf16ps` of Intel AMX, compared with it on millions of sums. A matrix is padded with +0 to whole groups.
 //!
-//! **Bytes.** A row of an A tile can also have 32 or 16 signed bytes, of which four inputs are a word, as are those of an output in a
+//! **Bytes.** A row of an A tile can also have 32 signed bytes, of which four inputs are a word, as are those of an output in a
 //! line of a B tile. Their products and sums are integers, exact modulo 2^32.
 //!
 //! **Invariants.** Rows of a tile do not influence each other, and neither do outputs. So a sum does not depend on the number of rows.
@@ -39,12 +39,12 @@ pub type Tile = [Pairs; LANES];
 /// A tile of zeros.
 pub const EMPTY: Tile = [Pairs::ZERO; LANES];
 
-/// Signed bytes of sixteen rows: an A tile, or two of 16 bytes.
+/// Signed bytes of sixteen rows: an A tile.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct ByteRows(pub [[i8; BYTES]; LANES]);
 
-/// Signed bytes of sixteen outputs, four inputs of each in a line: a B tile, or two of 16 inputs.
+/// Signed bytes of sixteen outputs, four inputs of each in a line: a B tile.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct ByteLines(pub [[u8; 4 * LANES]; BYTES / 4]);
@@ -55,7 +55,7 @@ pub const BYTES: usize = 32;
 /// Eight tile registers: 0 to 3 for sums, 4 and 5 for A tiles, 6 and 7 for B tiles. Sums and A tiles have the same number of rows.
 /// A register is an index that is known at compile time.
 pub trait Registers {
-    /// Bytes of a row of an A tile: 64 for pairs, 32 or 16 for bytes.
+    /// Bytes of a row of an A tile: 64 for pairs, 32 for bytes.
     const WIDTH: usize;
     /// Sets a tile to zero.
     fn zero<const T: usize>(&mut self);
@@ -67,10 +67,10 @@ pub trait Registers {
     fn store<const T: usize>(&mut self, to: &mut Tile);
     /// Adds the products of an A tile and a B tile to the sums of tile C.
     fn add_products<const C: usize, const A: usize, const B: usize>(&mut self);
-    /// Loads the bytes of an A tile, or part PART (modulo 2) if a tile has 16.
-    fn load_rows<const T: usize, const PART: usize>(&mut self, from: &ByteRows);
-    /// Loads the bytes of a B tile, or part PART (modulo 2) if a tile has 16 inputs.
-    fn load_lines<const T: usize, const PART: usize>(&mut self, from: &ByteLines);
+    /// Loads the bytes of an A tile.
+    fn load_rows<const T: usize>(&mut self, from: &ByteRows);
+    /// Loads the bytes of a B tile.
+    fn load_lines<const T: usize>(&mut self, from: &ByteLines);
     /// Adds the products of bytes of an A tile and a B tile to the sums of tile C.
     fn add_byte_products<const C: usize, const A: usize, const B: usize>(&mut self);
 }
@@ -199,16 +199,16 @@ impl<const WIDTH: usize> Registers for Emulated<WIDTH> {
         }
     }
     #[inline(always)]
-    fn load_rows<const T: usize, const PART: usize>(&mut self, from: &ByteRows) {
+    fn load_rows<const T: usize>(&mut self, from: &ByteRows) {
         for (words, bytes) in self.tiles[T].iter_mut().zip(&from.0) {
-            for (word, four) in words.0.iter_mut().zip(bytes[PART * WIDTH % BYTES..][..WIDTH].as_chunks::<4>().0) {
+            for (word, four) in words.0.iter_mut().zip(bytes.as_chunks::<4>().0) {
                 *word = u32::from_le_bytes(four.map(|byte| byte as u8));
             }
         }
     }
     #[inline(always)]
-    fn load_lines<const T: usize, const PART: usize>(&mut self, from: &ByteLines) {
-        for (words, bytes) in self.tiles[T].iter_mut().zip(&from.0[PART * WIDTH % BYTES / 4..][..WIDTH / 4]) {
+    fn load_lines<const T: usize>(&mut self, from: &ByteLines) {
+        for (words, bytes) in self.tiles[T].iter_mut().zip(&from.0) {
             for (word, four) in words.0.iter_mut().zip(bytes.as_chunks::<4>().0) {
                 *word = u32::from_le_bytes(*four);
             }
@@ -218,7 +218,7 @@ impl<const WIDTH: usize> Registers for Emulated<WIDTH> {
     fn add_byte_products<const C: usize, const A: usize, const B: usize>(&mut self) {
         let (a, b) = (self.tiles[A], self.tiles[B]);
         for (sums, a) in self.tiles[C].iter_mut().zip(&a).take(self.rows) {
-            for (a, line) in a.0.iter().zip(&b).take(WIDTH / 4) {
+            for (a, line) in a.0.iter().zip(&b).take(BYTES / 4) {
                 for (sum, b) in sums.0.iter_mut().zip(line.0) {
                     for byte in 0..4 {
                         let product = i32::from((a >> (8 * byte)) as i8) * i32::from((b >> (8 * byte)) as i8);

@@ -103,15 +103,12 @@ pub fn byte_operands(random: &mut Random) -> (ByteRows, ByteLines, Tile) {
     (ByteRows(rows), ByteLines(lines), std::array::from_fn(|_| Pairs(std::array::from_fn(|_| random.bits() as u32))))
 }
 
-/// The sums of a product of part PART of bytes.
-pub fn byte_product<const PART: usize>(
-    registers: &mut impl Registers,
-    (rows, lines, sums): &(ByteRows, ByteLines, Tile),
-) -> Tile {
+/// The sums of a product of bytes.
+pub fn byte_product(registers: &mut impl Registers, (rows, lines, sums): &(ByteRows, ByteLines, Tile)) -> Tile {
     let mut out = *sums;
     registers.load::<0>(sums);
-    registers.load_rows::<4, PART>(rows);
-    registers.load_lines::<6, PART>(lines);
+    registers.load_rows::<4>(rows);
+    registers.load_lines::<6>(lines);
     registers.add_byte_products::<0, 4, 6>();
     registers.store::<0>(&mut out);
     out
