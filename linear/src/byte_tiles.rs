@@ -18,7 +18,7 @@ const MANY: usize = 13;
 pub(super) struct Bytes;
 
 thread_local! {
-    static MEMORY: Memory<Bytes> = const { Memory::NEW };
+    static MEMORY: Memory<Bytes> = const { Memory::new() };
 }
 
 impl Kind for Bytes {

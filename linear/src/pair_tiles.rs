@@ -15,7 +15,7 @@ use super::scaled_tiles::{Band, Kind, Memory, Product, Scratch, Task, walk_on};
 pub(super) struct Halves;
 
 thread_local! {
-    static MEMORY: Memory<Halves> = const { Memory::NEW };
+    static MEMORY: Memory<Halves> = const { Memory::new() };
 }
 
 impl Kind for Halves {

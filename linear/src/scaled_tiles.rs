@@ -88,7 +88,9 @@ pub(super) struct Memory<K: Kind> {
 }
 
 impl<K: Kind> Memory<K> {
-    pub const NEW: Memory<K> = Memory { bands: Cell::new(Vec::new()), scratch: Cell::new(None) };
+    pub const fn new() -> Memory<K> {
+        Memory { bands: Cell::new(Vec::new()), scratch: Cell::new(None) }
+    }
 }
 
 /// Memory of a task.

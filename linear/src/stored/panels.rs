@@ -57,7 +57,7 @@ pub(crate) struct StoredPanels {
     pub k: usize,
     lines: Vec<Line>,
     /// The numbers of codes of less than 8 bits, in bfloat16.
-    pub(super) numbers: [u16; 64],
+    pub(super) numbers: Box<[u16; 64]>,
     /// Offsets in the header, in bytes, and its lines.
     pub(super) layout: Layout,
 }
@@ -125,7 +125,7 @@ impl StoredPanels {
         };
         let lines = in_panels(pool, n.div_ceil(OUTPUTS), layout.pair, OUTPUTS * k, Line([0; GROUP]), write);
         match sound.into_inner() {
-            true => Ok(StoredPanels { format, k, lines, layout, numbers: numbers(format.codes) }),
+            true => Ok(StoredPanels { format, k, lines, layout, numbers: Box::new(numbers(format.codes)) }),
             false => Err(LinearError::NotFinite),
         }
     }

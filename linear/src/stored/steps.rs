@@ -227,8 +227,7 @@ fn fours<D: PairLanes, C: Cut, const FIRST: usize, const COUNT: usize>(
     lines: &[Line],
     to: &mut Tile,
 ) {
-    let to = to.as_chunks_mut().0;
-    for g in 0..COUNT {
-        C::pairs::<D>(codes, table, lines, FIRST + g, &mut to[g]);
+    for (g, to) in to.as_chunks_mut().0.iter_mut().enumerate().take(COUNT) {
+        C::pairs::<D>(codes, table, lines, FIRST + g, to);
     }
 }
