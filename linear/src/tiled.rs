@@ -31,6 +31,7 @@ use super::output::{Output, numbers};
 use super::pack::Halves;
 use super::processor::Processor;
 use super::rows::RowBlock;
+use super::scaled_tiles::equal;
 use super::tile::{AHEAD, Task, Tile};
 
 /// Groups of each of two panels that stay in the L1 cache: 36 KiB of 48.
@@ -266,11 +267,6 @@ fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usiz
         t.store::<3>(d);
         finish_block::<L>(task, row, panel, &blocks[block], 0..PAIR * LANES);
     }
-}
-
-/// Returns the size of the fewest parts of a whole that have at most `most`, and nearly the same, each.
-fn equal(whole: usize, most: usize) -> usize {
-    whole.div_ceil(whole.div_ceil(most))
 }
 
 /// Adds products to the sums of tile C. `exchange`: first stores the old sums to a block, and loads those of a block, or starts from
