@@ -14,6 +14,7 @@ use super::cpu::{dot_isas, isas, tile_isas};
 use super::f32_bytes;
 use super::gemm::run;
 use super::quantize::row_blocks;
+use super::tiles::check;
 use super::weights::{Random, formats, values};
 
 fn multiplied(isa: Isa, pool: &Pool, x: &[f32], weights: &PackedMatrix, bias: Option<&[f32]>) -> Vec<u32> {
@@ -135,6 +136,27 @@ proptest! {
 }
 
 #[test]
+fn tiny_infinite_and_undefined_activations_have_the_bits_of_the_definition() {
+    let (rows, n, k, pool) = (21, 50, 200, Pool::new(Some(2)).unwrap());
+    for format in formats() {
+        let random = Random::new(format, n, k, 2);
+        let part = WeightRows::Stored(random.part(None, Rounding::None));
+        let weights = PackedMatrix::stored(&pool, Arithmetic::Tiles, k, &[part]).unwrap();
+        for (kind, tiny) in [1e-28f32, 1e-30, 1e-36, 1e-40].into_iter().enumerate() {
+            let mut x = values(rows * k, 5);
+            x.chunks_mut(k).step_by(3).flatten().for_each(|x| *x *= tiny);
+            for (i, special) in [f32::INFINITY, f32::NAN, f32::NEG_INFINITY, -0.0, f32::MAX].into_iter().enumerate() {
+                x[(3 * i + 1) * k + 7 * i + kind] = special;
+            }
+            for rows in [0..1, 0..2, 1..2, 4..5, 13..14, 0..rows] {
+                let what = format!("{format:?}, {tiny:e}, rows {rows:?}");
+                check(&pool, &x[rows.start * k..rows.end * k], &weights, None, &what);
+            }
+        }
+    }
+}
+
+#[test]
 fn long_rows_on_tiles_are_multiplied_in_parts_with_the_same_bits() {
     let (rows, n, k, pool) = (45, 50, 1048, Pool::new(Some(2)).unwrap());
     let x = values(rows * k, 1);
@@ -147,6 +169,12 @@ fn long_rows_on_tiles_are_multiplied_in_parts_with_the_same_bits() {
             assert!(run(Some(isa), &pool, x, &weights, None) == want, "{format:?} {isa}, {rows} rows");
         }
     }
+    // So many outputs that the sums of some wait while those of others are computed.
+    let (format, wide, few) = (formats()[0], 6200, 420);
+    let random = Random::new(format, wide, few, 2);
+    let part = WeightRows::Stored(random.part(None, Rounding::None));
+    let weights = PackedMatrix::stored(&pool, Arithmetic::Tiles, few, &[part]).unwrap();
+    check(&Pool::new(Some(1)).unwrap(), &x[..17 * few], &weights, None, "wide");
     for format in formats().into_iter().filter(StoredFormat::takes_bytes) {
         let random = Random::new(format, n, k, 2);
         let part = WeightRows::Stored(random.part(None, Rounding::Blocks));

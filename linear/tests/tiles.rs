@@ -11,7 +11,7 @@ use super::rounded::{check_against_exact, packed};
 use super::weights::values;
 
 /// Checks products against the definition on every instruction set. A NaN counts as equal to any other.
-fn check(pool: &Pool, x: &[f32], w: &PackedMatrix, bias: Option<&[f32]>, what: &str) {
+pub fn check(pool: &Pool, x: &[f32], w: &PackedMatrix, bias: Option<&[f32]>, what: &str) {
     let want = run(None, pool, x, w, bias);
     for isa in tile_isas() {
         for (i, (got, want)) in run(Some(isa), pool, x, w, bias).iter().zip(&want).enumerate() {

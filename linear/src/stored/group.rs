@@ -38,11 +38,11 @@ impl Group {
                 Scale::Byte => L::load_u8(&bytes(header, 0, index, panel)),
                 Scale::SignedByte => L::load_i8(&bytes(header, 0, index, panel)),
                 Scale::Exponent => {
-                    let mut powers = [0.0; LANES];
-                    for (power, bits) in powers.iter_mut().zip(bytes(header, 0, index, panel)) {
-                        *power = Scale::Exponent.value(bits.into(), 0);
-                    }
-                    L::load(&powers)
+                    let exponents = L::load_u8(&bytes(header, 0, index, panel)).add(L::splat(-128.0));
+                    // The least two powers are subnormal.
+                    let (least, zero) = (L::splat(-126.0), L::splat(0.0));
+                    let below = zero.max(least.add(exponents.mul(L::splat(-1.0)))).mul(L::splat(-1.0));
+                    exponents.max(least).exp2_int().mul(below.exp2_int())
                 }
             };
             if format.scale.has_outer() {

@@ -1,7 +1,7 @@
 //! Products of bfloat16 with stored weights in the arithmetic of tiles: a step of 16 to 128 inputs is a sum of products with the
 //! numbers that codes stand for, and is then multiplied with its scale ([`scaled_tiles`](crate::scaled_tiles)).
 //!
-//! Few rows are multiplied with codes of 8 bits by vectors, in the same bits: those codes take longer to unpack to memory.
+//! One or two rows are multiplied with most codes by vectors, in the same bits, which takes less time than to unpack them to memory.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -9,11 +9,11 @@ use std::ops::Range;
 use simd::int8::{IntLanes, WithInts};
 use simd::pairs::{Emulated, PairLanes};
 use simd::tiles::Tile;
-use simd::{Isa, Lanes, Pairs, dispatch, dispatch_pairs, prefetch};
+use simd::{Lanes, Pairs, Portable, dispatch, dispatch_pairs, prefetch};
 
 use super::format::{Codes, Offset};
 use super::group::{Current, Group};
-use super::panels::{StoredPanels, planes};
+use super::panels::{FOURS, StoredPanels, planes};
 use super::product::dispatch_cut;
 use super::unpack::{AHEAD, Any, Codebook, Cut, E4m3, Planes, Table};
 use crate::blocks::{OUTPUTS, PAIR};
@@ -24,14 +24,12 @@ use crate::processor::Processor;
 use crate::quantize::BLOCK;
 use crate::scaled_tiles::{Product, Tiles, Unpack};
 
-/// Most rows that vectors multiply with codes of 8 bits.
+/// Most rows that vectors multiply.
 const FEW: usize = 2;
 
-/// Least magnitude of activations, apart from zero, with which no sum or product of a step is subnormal, so that vectors have the bits
-/// of tiles: numbers of codes of 8 bits are multiples of 2^-9.
-const LEAST: f32 = f32::from_bits((127 - 97) << 23);
-
-type Eight = Planes<8, 0>;
+/// Magnitudes of activations, apart from zero, with which no sum or product of a step is subnormal or infinite, so that vectors have the
+/// bits of tiles: numbers of codes are multiples of 2^-16, and vectors may multiply 2^24 times as much.
+const SIMPLE: Range<f32> = f32::from_bits((127 - 97) << 23)..f32::from_bits((127 + 80) << 23);
 
 thread_local! {
     /// Rounded rows of this thread's last product, reused by the next. They are taken out while in use, because a task of the product
@@ -50,9 +48,10 @@ pub(super) fn run(
     let (format, chain) = (&panels.format, panels.format.chain());
     let tiles = panels.tiles().next_multiple_of(chain);
     let minima = format.has_minimum() || format.offset == Offset::ZeroPoint;
-    let is_simple = |x: &f32| x.is_finite() && (*x == 0.0 || x.abs() >= LEAST);
-    let are_few = rows <= FEW && format.codes.bits() == 8 && processor.isa != Isa::Portable;
-    if !are_few || !x.iter().all(is_simple) {
+    let is_simple = |x: &f32| *x == 0.0 || SIMPLE.contains(&x.abs());
+    // Codes with a plane of one bit are faster looked up.
+    let takes_vectors = rows <= FEW && planes(format.codes.bits())[1] != 1;
+    if !takes_vectors || !x.iter().all(is_simple) {
         let product = Product { weights: panels, rows, tiles, chain, minima, bias, out, n };
         return pair_tiles::run(processor, product, (x, panels.k), format.tile());
     }
@@ -66,10 +65,7 @@ pub(super) fn run(
     let x = &rounded[..rows * row];
     processor.pool.ranges(n.div_ceil(OUTPUTS), rows * panels.k * OUTPUTS, |pairs| {
         let task = &Few { panels, x, row, pairs, minima, bias, out };
-        match panels.format.codes {
-            Codes::E4m3 => dispatch!(isa, few::<E4m3: Cut>(task: &Few<'_>)),
-            _ => dispatch!(isa, few::<Eight: Cut>(task: &Few<'_>)),
-        }
+        dispatch_cut!(dispatch, panels.format, isa, few(task: &Few<'_>));
     });
     ROUNDED.set(rounded);
 }
@@ -104,8 +100,16 @@ struct Few<'a> {
 #[inline(always)]
 fn few<L: WithInts, C: Cut>(task: &Few<'_>) {
     match task.x.len() / task.row {
+        _ if !L::VECTORS => few_without_vectors(task),
         1 => rows::<L, C, 1>(task),
         _ => rows::<L, C, FEW>(task),
+    }
+}
+
+fn few_without_vectors(task: &Few<'_>) {
+    match task.x.len() / task.row {
+        1 => rows::<Portable<true>, Any, 1>(task),
+        _ => rows::<Portable<true>, Any, FEW>(task),
     }
 }
 
@@ -116,7 +120,7 @@ fn rows<L: WithInts, C: Cut, const M: usize>(task: &Few<'_>) {
     let (panels, format) = (task.panels, &task.panels.format);
     let (width, chain) = (format.tile(), format.chain());
     let tiles = panels.tiles().next_multiple_of(chain);
-    let (codebook, zero) = (Codebook::new(format.codes), L::splat(-format.codes.zero() as f32));
+    let codebook = Codebook::in_bf16(format.codes);
     let x: [(&[f32], &[f32]); M] = std::array::from_fn(|m| task.x[m * task.row..][..task.row].split_at(tiles * width));
     for pair in task.pairs.clone() {
         let (mut acc, mut current) = ([[L::splat(0.0); PAIR]; M], Current::NONE);
@@ -125,29 +129,30 @@ fn rows<L: WithInts, C: Cut, const M: usize>(task: &Few<'_>) {
             let Group { scales, minima, .. } = &current.group;
             let (mut products, mut of_rows) = ([[L::splat(0.0); PAIR]; M], [0.0; M]);
             for tile in step..(step + chain).min(panels.tiles()) {
-                for panel in 0..PAIR {
-                    let (lines, first) = panels.tile(pair, panel, tile);
-                    for line in lines {
-                        prefetch(line.0.as_ptr().wrapping_byte_add(AHEAD));
-                    }
-                    let (mut even, mut odd) = ([L::splat(0.0); M], [L::splat(0.0); M]);
-                    for g in 0..width / 4 {
-                        let mut numbers = C::load::<L>(lines, first + g, &codebook);
-                        if C::OFF {
-                            for number in &mut numbers {
-                                *number = number.add(zero);
+                let of_panels = [panels.tile(pair, 0, tile), panels.tile(pair, 1, tile)];
+                // Sums of both panels do not wait for each other.
+                let (mut even, mut odd) = ([[L::splat(0.0); PAIR]; M], [[L::splat(0.0); PAIR]; M]);
+                for g in 0..width / 8 {
+                    // Half of the inputs of a line of 4 bits, so that shifts are constants.
+                    for half in 0..2 {
+                        for panel in 0..PAIR {
+                            let (lines, first) = of_panels[panel];
+                            let four = 2 * (first / 2 + g) + half;
+                            prefetch(lines[four * lines.len() / FOURS].0.as_ptr().wrapping_byte_add(AHEAD));
+                            let numbers = C::whole::<L>(lines, four, &codebook);
+                            for m in 0..M {
+                                let x = &x[m].0[tile * width + 4 * (2 * g + half)..][..4];
+                                even[m][panel] = L::Ints::fused(L::splat(x[0]), numbers[0], even[m][panel]);
+                                odd[m][panel] = L::Ints::fused(L::splat(x[1]), numbers[1], odd[m][panel]);
+                                even[m][panel] = L::Ints::fused(L::splat(x[2]), numbers[2], even[m][panel]);
+                                odd[m][panel] = L::Ints::fused(L::splat(x[3]), numbers[3], odd[m][panel]);
                             }
                         }
-                        for m in 0..M {
-                            let x = &x[m].0[tile * width + 4 * g..][..4];
-                            even[m] = L::Ints::fused(L::splat(x[0]), numbers[0], even[m]);
-                            odd[m] = L::Ints::fused(L::splat(x[1]), numbers[1], odd[m]);
-                            even[m] = L::Ints::fused(L::splat(x[2]), numbers[2], even[m]);
-                            odd[m] = L::Ints::fused(L::splat(x[3]), numbers[3], odd[m]);
-                        }
                     }
-                    for m in 0..M {
-                        products[m][panel] = products[m][panel].add(even[m].add(odd[m]));
+                }
+                for m in 0..M {
+                    for panel in 0..PAIR {
+                        products[m][panel] = products[m][panel].add(even[m][panel].add(odd[m][panel]));
                     }
                 }
                 for m in 0..M {
@@ -157,7 +162,8 @@ fn rows<L: WithInts, C: Cut, const M: usize>(task: &Few<'_>) {
             for m in 0..M {
                 for panel in 0..PAIR {
                     let scale = L::load(&scales[panel]);
-                    acc[m][panel] = L::Ints::fused(products[m][panel], scale, acc[m][panel]);
+                    let product = products[m][panel].mul(L::splat(1.0 / C::UNIT));
+                    acc[m][panel] = L::Ints::fused(product, scale, acc[m][panel]);
                     if task.minima {
                         let of_row = L::splat(of_rows[m]);
                         acc[m][panel] = L::Ints::fused(of_row, L::load(&minima[panel]), acc[m][panel]);

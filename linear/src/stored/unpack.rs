@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use simd::int8::{IntLanes, WithInts};
+use simd::int8::{IntLanes, OFFSET, WithInts};
 use simd::pairs::PairLanes;
 use simd::small_float::{bf16_to_f32, f32_to_bf16};
 use simd::{LANES, Lanes, Pairs, prefetch};
@@ -23,11 +23,18 @@ pub(super) const AHEAD: usize = 4 << 10;
 pub(super) trait Cut: 'static {
     /// Whether the numbers lack the zero point that all groups have.
     const OFF: bool = false;
+    /// What [`Cut::whole`] multiplies numbers with, a power of two.
+    const UNIT: f32 = 1.0;
     /// What takes its place for integers where those are converted faster than looked up.
     type Integers: Cut;
     /// The numbers that inputs 4g..4g+4 of a panel stand for.
     fn load<L: WithInts>(lines: &[Line], g: usize, codebook: &Codebook) -> [L; 4];
-    /// The same numbers in bfloat16, with the zero point of all groups subtracted; `table` is that of the codes.
+    /// The same numbers in bfloat16, with the zero point of all groups subtracted, times [`Cut::UNIT`].
+    #[inline(always)]
+    fn whole<L: WithInts>(lines: &[Line], g: usize, codebook: &Codebook) -> [L; 4] {
+        Self::load(lines, g, codebook)
+    }
+    /// The same numbers in pairs; `table` is that of the codes.
     fn pairs<D: PairLanes>(codes: Codes, table: D::Table, lines: &[Line], g: usize, to: &mut [Pairs; 2]);
 }
 
@@ -49,6 +56,10 @@ fn join<D: PairLanes>([a, b, c, d]: [D::Floats; 4], add: f32, to: &mut [Pairs; 2
     D::join(c.add(add), d.add(add), &mut to[1]);
 }
 
+fn round(number: f32) -> f32 {
+    bf16_to_f32(f32_to_bf16(number))
+}
+
 impl Codebook {
     pub fn new(codes: Codes) -> Codebook {
         let mut table = [0.0; LANES];
@@ -57,6 +68,13 @@ impl Codebook {
         }
         Codebook { codes, table }
     }
+
+    /// The numbers are rounded to bfloat16.
+    pub fn in_bf16(codes: Codes) -> Codebook {
+        let mut codebook = Codebook::new(codes);
+        codebook.table = codebook.table.map(round);
+        codebook
+    }
 }
 
 /// Integers in one plane or two.
@@ -64,12 +82,23 @@ pub(super) struct Planes<const LOW: u32, const HIGH: u32>;
 
 impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
     const OFF: bool = true;
+    const UNIT: f32 = if LOW == 8 { (1 << 24) as f32 } else { 1.0 };
     type Integers = Self;
     #[inline(always)]
     fn load<L: WithInts>(lines: &[Line], g: usize, _: &Codebook) -> [L; 4] {
         let codes = codes::<L::Ints, LOW, HIGH>(lines, g);
         let byte = L::Ints::byte;
         [byte(codes, 0), byte(codes, 1), byte(codes, 2), byte(codes, 3)]
+    }
+    #[inline(always)]
+    fn whole<L: WithInts>(lines: &[Line], g: usize, codebook: &Codebook) -> [L; 4] {
+        let (codes, zero) = (codes::<L::Ints, LOW, HIGH>(lines, g), L::splat(-codebook.codes.zero() as f32));
+        let (byte, high, unit) = (L::Ints::byte, L::Ints::high_byte, L::splat(Self::UNIT));
+        if LOW == 8 && codebook.codes.zero() == i32::from(OFFSET) {
+            return [high(codes, 0), high(codes, 1), high(codes, 2), high(codes, 3)];
+        }
+        let [a, b, c, d] = [byte(codes, 0), byte(codes, 1), byte(codes, 2), byte(codes, 3)];
+        [a.add(zero).mul(unit), b.add(zero).mul(unit), c.add(zero).mul(unit), d.add(zero).mul(unit)]
     }
     #[inline(always)]
     fn pairs<D: PairLanes>(codes: Codes, table: D::Table, lines: &[Line], g: usize, to: &mut [Pairs; 2]) {
@@ -132,14 +161,13 @@ impl Cut for Any {
         std::array::from_fn(|i| L::load(&std::array::from_fn(|lane| codes.number(code(codes, lines, 4 * g + i, lane)))))
     }
     #[inline(always)]
+    fn whole<L: WithInts>(lines: &[Line], g: usize, &Codebook { codes, .. }: &Codebook) -> [L; 4] {
+        let number = |i, lane| round(codes.number(code(codes, lines, 4 * g + i, lane)));
+        std::array::from_fn(|i| L::load(&std::array::from_fn(|lane| number(i, lane))))
+    }
+    #[inline(always)]
     fn pairs<D: PairLanes>(codes: Codes, _: D::Table, lines: &[Line], g: usize, to: &mut [Pairs; 2]) {
-        let numbers = Self::load::<D::Floats>(lines, g, &Codebook { codes, table: [0.0; LANES] });
-        let round = |number: D::Floats| {
-            let mut numbers = [0.0; LANES];
-            number.store(&mut numbers);
-            D::Floats::load(&numbers.map(|number| bf16_to_f32(f32_to_bf16(number))))
-        };
-        join::<D>(numbers.map(round), 0.0, to);
+        join::<D>(Self::whole(lines, g, &Codebook { codes, table: [0.0; LANES] }), 0.0, to);
     }
 }
 

@@ -158,6 +158,8 @@ pub trait IntLanes: Copy {
     fn look_up(codes: Self::Weights, table: &[u8; 16]) -> Self::Weights;
     /// Converts byte `i` of each four codes to a float.
     fn byte(codes: Self::Weights, i: usize) -> Self::Floats;
+    /// Converts byte `i` of each four codes, without their [`OFFSET`], to a float, times 2²⁴.
+    fn high_byte(codes: Self::Weights, i: usize) -> Self::Floats;
     /// Converts the sums to floats; exact below 2²⁴.
     fn to_floats(self) -> Self::Floats;
     /// Returns `self * scale + sum`, rounded once.

@@ -68,6 +68,15 @@ impl IntLanes for [int32x4_t; 4] {
         }))
     }
     #[inline(always)]
+    fn high_byte(codes: [int8x16_t; 4], i: usize) -> Neon {
+        // SAFETY: every aarch64 CPU has NEON.
+        Neon(codes.map(|codes| unsafe {
+            let signed = veorq_u32(vreinterpretq_u32_s8(codes), vdupq_n_u32(u32::from_le_bytes([OFFSET; 4])));
+            let high = vandq_u32(vshlq_u32(signed, vdupq_n_s32(24 - 8 * i as i32)), vdupq_n_u32(0xff00_0000));
+            vcvtq_f32_s32(vreinterpretq_s32_u32(high))
+        }))
+    }
+    #[inline(always)]
     fn to_floats(self) -> Neon {
         // SAFETY: every aarch64 CPU has NEON.
         Neon(self.map(|sum| unsafe { vcvtq_f32_s32(sum) }))

@@ -1,7 +1,7 @@
 //! Sums of byte products in plain arrays. The compiler may vectorise them; no result depends on that.
 
 use super::super::{LANES, Portable};
-use super::{DotLanes, GROUP, IntLanes, WithInts};
+use super::{DotLanes, GROUP, IntLanes, OFFSET, WithInts};
 
 impl<const FUSED: bool> WithInts for Portable<FUSED> {
     type Ints = Ints<FUSED>;
@@ -42,6 +42,11 @@ impl<const FUSED: bool> IntLanes for Ints<FUSED> {
     #[inline(always)]
     fn byte(codes: [u8; GROUP], i: usize) -> Portable<FUSED> {
         Portable(std::array::from_fn(|lane| f32::from(codes[4 * lane + i])))
+    }
+    #[inline(always)]
+    fn high_byte(codes: [u8; GROUP], i: usize) -> Portable<FUSED> {
+        let number = |code: u8| f32::from(code.wrapping_sub(OFFSET) as i8);
+        Portable(std::array::from_fn(|lane| number(codes[4 * lane + i]) * (1 << 24) as f32))
     }
     #[inline(always)]
     fn to_floats(self) -> Portable<FUSED> {

@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use super::super::x86::halves;
 use super::super::{Avx2, Avx512};
-use super::{DotLanes, GROUP, IntLanes, WithInts};
+use super::{DotLanes, GROUP, IntLanes, OFFSET, WithInts};
 
 /// Sums in one 512-bit register.
 impl WithInts for Avx512 {
@@ -64,6 +64,17 @@ impl IntLanes for __m512i {
             );
             let words = _mm512_shuffle_epi8(codes, _mm512_add_epi32(order, _mm512_set1_epi32(i as i32)));
             Avx512(_mm512_cvtepi32_ps(words))
+        }
+    }
+    #[inline(always)]
+    fn high_byte(codes: __m512i, i: usize) -> Avx512 {
+        // SAFETY: see the module.
+        unsafe {
+            // Byte i of each word, with zeros below it.
+            let order = _mm512_set4_epi32(0x0c80_8080, 0x0880_8080, 0x0480_8080, 0x0080_8080);
+            let order = _mm512_add_epi32(order, _mm512_set1_epi32((i as i32) << 24));
+            let signed = _mm512_xor_si512(codes, _mm512_set1_epi8(OFFSET as i8));
+            Avx512(_mm512_cvtepi32_ps(_mm512_shuffle_epi8(signed, order)))
         }
     }
     #[inline(always)]
@@ -137,6 +148,17 @@ impl IntLanes for Halves {
             let (shift, mask) = (_mm_cvtsi32_si128(8 * i as i32), _mm256_set1_epi32(255));
             let Halves(a, b) = codes;
             halves!(Avx2, |v| _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srl_epi32(v, shift), mask)), a, b)
+        }
+    }
+    #[inline(always)]
+    fn high_byte(codes: Halves, i: usize) -> Avx2 {
+        // SAFETY: see the module.
+        unsafe {
+            let (shift, mask) = (_mm_cvtsi32_si128(24 - 8 * i as i32), _mm256_set1_epi32(0xff00_0000_u32 as i32));
+            let offset = _mm256_set1_epi8(OFFSET as i8);
+            let Halves(a, b) = codes;
+            let high = |v| _mm256_and_si256(_mm256_sll_epi32(_mm256_xor_si256(v, offset), shift), mask);
+            halves!(Avx2, |v| _mm256_cvtepi32_ps(high(v)), a, b)
         }
     }
     #[inline(always)]
