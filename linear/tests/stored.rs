@@ -145,10 +145,11 @@ fn tiny_infinite_and_undefined_activations_have_the_bits_of_the_definition() {
         for (kind, tiny) in [1e-28f32, 1e-30, 1e-36, 1e-40].into_iter().enumerate() {
             let mut x = values(rows * k, 5);
             x.chunks_mut(k).step_by(3).flatten().for_each(|x| *x *= tiny);
-            for (i, special) in [f32::INFINITY, f32::NAN, f32::NEG_INFINITY, -0.0, f32::MAX].into_iter().enumerate() {
+            let specials = [f32::INFINITY, f32::NAN, f32::NEG_INFINITY, -0.0, f32::MAX, 1e35];
+            for (i, special) in specials.into_iter().enumerate() {
                 x[(3 * i + 1) * k + 7 * i + kind] = special;
             }
-            for rows in [0..1, 0..2, 1..2, 4..5, 13..14, 0..rows] {
+            for rows in [0..1, 0..2, 1..2, 4..5, 13..14, 16..17, 0..rows] {
                 let what = format!("{format:?}, {tiny:e}, rows {rows:?}");
                 check(&pool, &x[rows.start * k..rows.end * k], &weights, None, &what);
             }

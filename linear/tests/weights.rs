@@ -57,7 +57,14 @@ impl Random {
                 Scale::F32 => number(d).to_bits(),
                 Scale::F16 => half(number(d)).into(),
                 Scale::Bf16 => half::bf16::from_f32(number(d)).to_bits().into(),
-                Scale::Exponent => 118 + d % 9,
+                // Some are subnormal.
+                Scale::Exponent => {
+                    if d % 8 == 0 {
+                        d / 8 % 3
+                    } else {
+                        118 + d % 9
+                    }
+                }
                 Scale::Byte | Scale::SignedByte => d % 256,
             };
             row.scales.iter_mut().for_each(|x| *x = scale(draw(1 << 20)));
