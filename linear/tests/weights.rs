@@ -59,7 +59,7 @@ impl Random {
                 Scale::Bf16 => half::bf16::from_f32(number(d)).to_bits().into(),
                 // Some are subnormal.
                 Scale::Exponent => {
-                    if d % 8 == 0 {
+                    if d.is_multiple_of(8) {
                         d / 8 % 3
                     } else {
                         118 + d % 9
