@@ -121,6 +121,15 @@ impl<'a> OnTiles<'a> {
     fn panel(&self, panel: usize) -> &'a [tiles::Tile] {
         &self.lines[panel * self.groups..][..self.groups]
     }
+
+    /// Prefetches the outputs of two panels in a row.
+    #[inline(always)]
+    fn prefetch(&self, row: usize, panel: usize) {
+        self.out.prefetch(row, panel);
+        if self.activation.is_none() {
+            self.out.prefetch(row, panel + 1);
+        }
+    }
 }
 
 fn walk_on<T: Registers>(isa: Isa, t: &mut T, task: &OnTiles<'_>, blocks: &mut Vec<Block>) {
@@ -206,7 +215,8 @@ struct Current {
 }
 
 /// Multiplies a pass of bands. Stores and vectors overlap with products only if they are near each other: old sums are stored
-/// between the first products of the next ones, and their rows are written between the later products.
+/// between the first products of the next ones, and their rows are written between the later products, each a block after it was
+/// prefetched: outputs of many rows lie in memory or in the cache of another core.
 #[inline(always)]
 fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usize>, blocks: &mut [Block]) {
     let (groups, steps) = (task.groups, bands.len() / PAIR);
@@ -228,6 +238,7 @@ fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usiz
                     let [a, c] = [0, 1].map(|i| &task.x[(bands.start + PAIR * step + i) * groups..][part.clone()]);
                     // Only sums of parts are read again.
                     let block = if has_parts { i * steps + step } else { 0 };
+                    let at = (bands.start + PAIR * step) * LANES;
                     let (mut is_first, mut row) = (true, 0);
                     for ((a, c), (b, d)) in a.iter().zip(c).zip(b.iter().zip(d)) {
                         for _ in 0..lines {
@@ -247,13 +258,15 @@ fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usiz
                         t.load::<7>(d);
                         product::<1, 4, 7>(t, blocks, exchange);
                         product::<3, 5, 7>(t, blocks, exchange);
+                        let end = (PAIR * LANES).min(row + rows);
                         if let Some(Current { block, row: at, panel: Some(panel) }) = current {
-                            let end = (PAIR * LANES).min(row + rows);
                             finish_block::<L>(task, at, panel, &blocks[block], row..end);
-                            row = end;
                         }
+                        if part.end == groups {
+                            (row..end).for_each(|row| task.prefetch(at + row, first));
+                        }
+                        row = end;
                     }
-                    let at = (bands.start + PAIR * step) * LANES;
                     current = Some(Current { block, row: at, panel: (part.end == groups).then_some(first) });
                 }
             }
