@@ -107,6 +107,18 @@ fn the_newer_spelling_of_rope_equals_the_older_one() {
 }
 
 #[test]
+fn the_newer_name_of_the_number_of_experts_equals_the_older_one() {
+    for case in ["qwen3-moe", "qwen2-moe", "qwen3-next"] {
+        let newer = Copy::of(case).edit(FILE, |config| {
+            let config = config.as_object_mut().unwrap();
+            let count = config.shift_remove("num_experts").unwrap();
+            config.insert("num_local_experts".into(), count);
+        });
+        assert_eq!(ModelConfig::load(&newer.files()).unwrap(), with(case, json!({})), "{case}");
+    }
+}
+
+#[test]
 fn rope_is_read_in_each_of_its_forms() {
     let rope = |keys: Value| summary(&with("llama", keys)).rope;
     let linear = rope(json!({"rope_scaling": {"type": "linear", "factor": 4}, "rope_theta": 5000}));

@@ -14,8 +14,11 @@ pub(super) struct Shared {
     pub gate: bool,
 }
 
-/// Number of experts and number chosen for each row, under these keys.
+/// Number of experts and number chosen for each row, under these keys. Transformers 5 writes the first as `num_local_experts`, also where
+/// it was `num_experts`.
 pub(super) fn counts(fields: &Fields<'_>, [count, top_k]: [&str; 2]) -> Result<(usize, usize), LoadError> {
+    const NEWER: &str = "num_local_experts";
+    let count = if fields.get(count).is_none() && fields.get(NEWER).is_some() { NEWER } else { count };
     let experts = sizes::required(fields, count, MAX_EXPERTS)?;
     let layers = fields.integer("num_hidden_layers", 1..=u64::MAX)?.unwrap_or(1) as usize;
     check_modules(fields, count, experts.saturating_mul(layers))?;

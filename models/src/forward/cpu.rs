@@ -16,7 +16,7 @@ use super::ranks;
 use super::routing::Choices;
 use super::{chosen, recurrent, streams};
 use crate::decoder::{Latent, Rope};
-use rows::{gather_rows, q8_rows};
+use rows::{copy_heads, for_chosen, gather_rows, q8_rows};
 
 pub(super) struct Cpu {
     isa: Isa,
@@ -275,7 +275,7 @@ impl LayerOps for Cpu {
     }
 
     fn copy_heads(&self, size: HeadSizes, from: (&Buffer, usize), to: (&mut Buffer, usize)) -> Result<(), KernelError> {
-        rows::copy_heads(size, from, to)
+        copy_heads(&self.threads, size, from, to)
     }
 
     fn index_rows(&self, args: IndexRows<'_>) -> Result<(), KernelError> {
@@ -289,16 +289,11 @@ impl LayerOps for Cpu {
     fn head_linear(&self, args: HeadProduct<'_>) -> Result<(), KernelError> {
         let HeadProduct { kernels, device, linears, shape, rows, x, from, y, to, scratch } = args;
         let ([inputs, outputs], [_, n, k]) = (scratch, shape);
+        let copy = |width, from, to| HeadSizes { rows, heads: 1, width, from: [from, 0], to: [to, 0] };
         for (head, linear) in linears.iter().enumerate() {
-            let source = x.host::<f32>()?;
-            for (row, part) in inputs.host_mut::<f32>()?[..rows * k].chunks_exact_mut(k).enumerate() {
-                part.copy_from_slice(&source[row * from.stride + head * from.head_stride..][..k]);
-            }
+            copy_heads(&self.threads, copy(k, from.stride, k), (x, head * from.head_stride), (inputs, 0))?;
             linear.run((kernels, device), attention_kernels::Rows::Numbers(inputs), rows, outputs, Dtype::F32, None)?;
-            let target = y.host_mut::<f32>()?;
-            for (row, part) in outputs.host::<f32>()?[..rows * n].chunks_exact(n).enumerate() {
-                target[row * to.stride + head * to.head_stride..][..n].copy_from_slice(part);
-            }
+            copy_heads(&self.threads, copy(n, n, to.stride), (outputs, 0), (y, head * to.head_stride))?;
         }
         Ok(())
     }
@@ -403,10 +398,11 @@ impl LayerOps for Cpu {
             sum.fill(0.0);
         } else if declared.shared_gate {
             let stride = declared.router.rows();
-            for (row, scores) in sum.chunks_mut(outputs).zip(scores.chunks(stride)) {
-                let gate = 1.0 / (1.0 + (-scores[stride - 1]).exp());
-                layer::scale(self.isa, row, gate);
-            }
+            let (scores, isa) = (&*scores, self.isa);
+            self.threads.chunks_mut(sum, outputs, outputs * PASS_COST, |row, sum| {
+                let gate = 1.0 / (1.0 + (-scores[(row + 1) * stride - 1]).exp());
+                layer::scale(isa, sum, gate);
+            });
         }
         if let Some(profile) = device.profile() {
             let rows = choices.by_expert().map(|(expert, rows)| (expert, rows.len() as u64));
@@ -414,14 +410,15 @@ impl LayerOps for Cpu {
         }
         for (expert, chosen) in choices.by_expert() {
             let ([projections, down], network) = (&loaded.networks[expert], &declared.experts[expert]);
-            let source = x.host::<f32>()?;
-            let scales_inputs = declared.routing.scales_inputs;
-            for (choice, to) in chosen.iter().zip(inputs.host_mut::<f32>()?.chunks_mut(width)) {
+            let (source, isa, scales_inputs) = (x.host::<f32>()?, self.isa, declared.routing.scales_inputs);
+            let rows_of_expert = &mut inputs.host_mut::<f32>()?[..chosen.len() * width];
+            self.threads.chunks_mut(rows_of_expert, width, width * PASS_COST, |index, to| {
+                let choice = chosen[index];
                 to.copy_from_slice(&source[choice.row as usize * width..][..width]);
                 if scales_inputs {
-                    layer::scale(self.isa, to, choice.weight);
+                    layer::scale(isa, to, choice.weight);
                 }
-            }
+            });
             let (count, inner) = (chosen.len(), network.width());
             let numbers = attention_kernels::Rows::Numbers;
             projections.run((kernels, device), numbers(inputs), count, gate_up, Dtype::F32, None)?;
@@ -436,10 +433,11 @@ impl LayerOps for Cpu {
             };
             down.run((kernels, device), numbers(activated), count, output, Dtype::F32, None)?;
             let sum = &mut mixed.host_mut::<f32>()?[..rows * outputs];
-            for (choice, from) in chosen.iter().zip(output.host::<f32>()?.chunks(outputs)) {
-                let to = &mut sum[choice.row as usize * outputs..][..outputs];
-                layer::add(self.isa, to, from, if scales_inputs { 1.0 } else { choice.weight });
-            }
+            let from = output.host::<f32>()?;
+            for_chosen(&self.threads, chosen, (sum, outputs), |index, to| {
+                let weight = if scales_inputs { 1.0 } else { chosen[index].weight };
+                layer::add(isa, to, &from[index * outputs..][..outputs], weight);
+            });
         }
         self.choices = choices;
         Ok(())
