@@ -109,7 +109,7 @@ pub struct CompletionOutput {
 /// [`EngineConfig::lora`] reserves memory for adapters. [`Llm::load_adapter`] reads one, and a request chooses it by its name:
 ///
 /// ```
-/// use engine::{EngineConfig, GenerationRequest, Llm, LoraConfig};
+/// use engine::{EngineConfig, GenerationParams, GenerationRequest, Llm, LoraConfig};
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let modules = [("model.layers.0.self_attn.o_proj".to_string(), 192, 192)];
@@ -118,7 +118,8 @@ pub struct CompletionOutput {
 /// let mut llm = Llm::new(EngineConfig { lora: Some(LoraConfig::default()), ..Default::default() })?;
 /// llm.load_adapter("sql", &adapters.join("sql"), false)?;
 /// let prompt = llm.tokenizer().encode("The capital of France is", true)?;
-/// let plain = GenerationRequest { prompt, ..Default::default() };
+/// let params = GenerationParams { max_tokens: Some(64), ignore_eos: true, ..Default::default() };
+/// let plain = GenerationRequest { prompt, params, ..Default::default() };
 /// let adapted = GenerationRequest { adapter: Some("sql".to_string()), ..plain.clone() };
 /// let completions = llm.run(vec![plain, adapted])?;
 /// assert_ne!(completions[0].outputs[0].token_ids, completions[1].outputs[0].token_ids);
