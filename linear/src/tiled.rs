@@ -238,7 +238,7 @@ fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usiz
                     let [a, c] = [0, 1].map(|i| &task.x[(bands.start + PAIR * step + i) * groups..][part.clone()]);
                     // Only sums of parts are read again.
                     let block = if has_parts { i * steps + step } else { 0 };
-                    let at = (bands.start + PAIR * step) * LANES;
+                    let start = (bands.start + PAIR * step) * LANES;
                     let (mut is_first, mut row) = (true, 0);
                     for ((a, c), (b, d)) in a.iter().zip(c).zip(b.iter().zip(d)) {
                         for _ in 0..lines {
@@ -263,11 +263,11 @@ fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usiz
                             finish_block::<L>(task, at, panel, &blocks[block], row..end);
                         }
                         if part.end == groups {
-                            (row..end).for_each(|row| task.prefetch(at + row, first));
+                            (row..end).for_each(|row| task.prefetch(start + row, first));
                         }
                         row = end;
                     }
-                    current = Some(Current { block, row: at, panel: (part.end == groups).then_some(first) });
+                    current = Some(Current { block, row: start, panel: (part.end == groups).then_some(first) });
                 }
             }
         }

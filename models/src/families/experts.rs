@@ -14,8 +14,8 @@ pub(super) struct Shared {
     pub gate: bool,
 }
 
-/// Number of experts and number chosen for each row, under these keys. Transformers 5 writes the first as `num_local_experts`, also where
-/// it was `num_experts`.
+/// Number of experts and number chosen for each row, under these keys. Transformers 5 renames the first of Qwen 3 to
+/// `num_local_experts`, which is read for every family that lacks its own key.
 pub(super) fn counts(fields: &Fields<'_>, [count, top_k]: [&str; 2]) -> Result<(usize, usize), LoadError> {
     const NEWER: &str = "num_local_experts";
     let count = if fields.get(count).is_none() && fields.get(NEWER).is_some() { NEWER } else { count };
