@@ -109,7 +109,10 @@ impl LowRankArgs<'_> {
         let (mut cost, mut last) = (Cost { bytes: 0, operations: 0 }, None);
         for (slot, rows) in self.rows.by_slot().tasks() {
             let (numbers, bytes) = self.factors_of(slot);
-            let rows = if numbers > 0 { rows.len() } else { 0 };
+            let rows = if numbers > 0 { self.held(rows) } else { 0 };
+            if rows == 0 {
+                continue;
+            }
             // The tasks of a slot are neighbours.
             let factors = if last.replace(slot) == Some(slot) { 0 } else { numbers * bytes };
             cost.bytes += (factors + rows * (inputs + 2 * outputs) * self.dtype().bytes()) as u64;

@@ -231,28 +231,32 @@ pub enum LowRankFactors<'a> {
         outputs: usize,
         /// The addition of a slot; `None`: it adds nothing to this layer.
         of: &'a (dyn Fn(u32) -> Option<&'a LowRank> + Sync),
-        /// Greatest number of floats of t in a row.
-        width: usize,
+        /// The step's row that is the first of x and y.
+        first: usize,
     },
-    /// On a device that launches kernels.
-    Device(&'a LowRankSlots),
+    /// On a device that launches kernels, for all rows of the step.
+    Device {
+        /// The factors.
+        slots: &'a LowRankSlots,
+        /// Scratch for t, float32 `[num_rows, width]`.
+        t: &'a mut Buffer,
+    },
 }
 
 /// Low-rank addition to a linear layer: `y += (s·x·Aᵀ)·Bᵀ` for the rows that have an adapter, each with the factors of its slot.
-/// Other rows are not touched. The result of a row depends on that row and its slot alone, bit for bit.
+/// Other rows are not touched. The result of a row depends on that row and its slot alone, bit for bit. On a CPU factors are multiplied in
+/// the arithmetic that they were packed for.
 pub struct LowRankArgs<'a> {
     /// Input rows `[num_rows, inputs]`.
     pub x: &'a Buffer,
     /// Outputs `[num_rows, outputs]`, of the same type, which are added to.
     pub y: &'a mut Buffer,
-    /// Number of rows of the step.
+    /// Number of rows of x and y.
     pub num_rows: usize,
-    /// The slots of the rows.
+    /// The slots of the rows of the step.
     pub rows: &'a LowRankRows,
     /// The factors of the slots.
     pub factors: LowRankFactors<'a>,
-    /// Scratch for t, float32 `[num_rows, width]`.
-    pub t: &'a mut Buffer,
 }
 
 /// Sizes of a call.
@@ -266,10 +270,8 @@ impl LowRankArgs<'_> {
     /// Sizes of the layer and of t.
     pub(crate) fn sizes(&self) -> Sizes {
         match &self.factors {
-            LowRankFactors::Host { inputs, outputs, width, .. } => {
-                Sizes { inputs: *inputs, outputs: *outputs, width: *width }
-            }
-            LowRankFactors::Device(slots) => {
+            LowRankFactors::Host { inputs, outputs, .. } => Sizes { inputs: *inputs, outputs: *outputs, width: 0 },
+            LowRankFactors::Device { slots, .. } => {
                 let LowRankSize { inputs, outputs, .. } = slots.size;
                 Sizes { inputs, outputs, width: slots.size.width() }
             }
@@ -279,14 +281,14 @@ impl LowRankArgs<'_> {
     /// Checks everything that a kernel relies on.
     pub(crate) fn check(&self) -> Result<Sizes, KernelError> {
         let sizes = self.sizes();
-        if let LowRankFactors::Device(slots) = &self.factors {
+        if let LowRankFactors::Device { slots, t } = &self.factors {
             expect("slots of the rows", self.rows.slots, slots.numbers.len())?;
+            at_least("rows of the step", self.num_rows, self.rows.end)?;
+            at_least("elements of t", t.len_bytes() / size_of::<f32>(), self.num_rows * sizes.width)?;
         }
-        at_least("rows of the step", self.num_rows, self.rows.end)?;
         let elements = |buffer: &Buffer| buffer.len_bytes() / self.dtype().bytes();
         at_least("inputs of the rows", elements(self.x), self.num_rows * sizes.inputs)?;
         at_least("outputs of the rows", elements(self.y), self.num_rows * sizes.outputs)?;
-        at_least("elements of t", self.t.len_bytes() / size_of::<f32>(), self.num_rows * sizes.width)?;
         Ok(sizes)
     }
 
@@ -309,14 +311,20 @@ impl LowRankArgs<'_> {
                 let numbers = it.map_or(0, |it| it.down_numbers() + up(it));
                 (numbers, it.map_or(0, LowRank::bytes) / numbers.max(1))
             }
-            LowRankFactors::Device(slots) => {
+            LowRankFactors::Device { slots, .. } => {
                 (slots.numbers.get(slot as usize).copied().unwrap_or(0), slots.dtype.bytes())
             }
         }
     }
 
+    /// Number of the step's rows that x and y have.
+    pub(crate) fn held(&self, of_task: &[(u32, u32)]) -> usize {
+        let first = if let LowRankFactors::Host { first, .. } = self.factors { first } else { 0 };
+        of_task.iter().filter(|(_, row)| (first..first + self.num_rows).contains(&(*row as usize))).count()
+    }
+
     /// Type of x and y.
     pub(crate) fn dtype(&self) -> Dtype {
-        if let LowRankFactors::Device(slots) = &self.factors { slots.dtype } else { Dtype::F32 }
+        if let LowRankFactors::Device { slots, .. } = &self.factors { slots.dtype } else { Dtype::F32 }
     }
 }

@@ -23,22 +23,6 @@ impl Arithmetic {
         self != Arithmetic::Exact
     }
 
-    /// Pairs of a row of `k` numbers in bfloat16, with padding.
-    pub(super) fn pairs(self, k: usize) -> usize {
-        match self {
-            Arithmetic::Tiles => k.div_ceil(GROUP) * LANES,
-            Arithmetic::Exact | Arithmetic::Pairs => k.div_ceil(2),
-        }
-    }
-
-    /// Panels of bfloat16 of `n` outputs, with padding. Tiles are multiplied with two panels at a time.
-    pub(super) fn panels(self, n: usize) -> usize {
-        match self {
-            Arithmetic::Tiles => n.div_ceil(2 * LANES) * 2,
-            Arithmetic::Exact | Arithmetic::Pairs => n.div_ceil(LANES),
-        }
-    }
-
     /// Most bytes that a product with `k` inputs rounds its activations to.
     pub fn rounded_bytes(self, rows: usize, k: usize) -> usize {
         let rows = match self {
@@ -47,7 +31,8 @@ impl Arithmetic {
             Arithmetic::Tiles if rows <= LANES => LANES,
             Arithmetic::Tiles => rows.next_multiple_of(2 * LANES),
         };
-        rows * self.pairs(k) * size_of::<Pairs>() / LANES
+        let pairs = if self == Arithmetic::Tiles { k.next_multiple_of(GROUP) / 2 } else { k.div_ceil(2) };
+        rows * pairs * size_of::<Pairs>() / LANES
     }
 }
 

@@ -70,7 +70,7 @@ pub use arithmetic::Arithmetic;
 pub use byte_matrix::{ByteMatrix, RowRounding};
 pub use byte_tiles::band_bytes;
 pub use error::LinearError;
-pub use low_rank::{AdapterRows, DownFactor, LowRank, LowRankProduct, UpFactor, UpPanels, low_rank};
+pub use low_rank::{AdapterRows, DownFactor, LowRank, LowRankProduct, UpFactor, UpPart, low_rank};
 pub use matrix::Matrix;
 pub use operands::Gemm;
 pub use pack::{PackedMatrix, PartForm, Purpose, StoredPart, WeightRows};

@@ -96,6 +96,17 @@ impl Output {
         }
     }
 
+    /// Adds numbers to columns of a row from `first` on.
+    ///
+    /// # Safety
+    /// The row exists in y with these columns, and no other thread touches them.
+    pub unsafe fn add(self, row: usize, first: usize, numbers: &[f32]) {
+        let to = self.start.wrapping_add(row * self.stride + first);
+        // SAFETY: as promised by the caller.
+        let to = unsafe { std::slice::from_raw_parts_mut(to, numbers.len()) };
+        to.iter_mut().zip(numbers).for_each(|(to, number)| *to += number);
+    }
+
     /// Reads a tile, with zeros for columns past n.
     ///
     /// # Safety

@@ -25,7 +25,7 @@ pub(super) enum Panels {
     Stored(Stored),
 }
 
-/// Panels of bfloat16, `[panels][pairs]`: pairs of columns of sixteen outputs, padded with zeros as the arithmetic says.
+/// Panels of bfloat16, `[ceil(n / 16)][ceil(k / 2)]`: pairs of columns of sixteen outputs, padded with zeros.
 pub(super) struct Halves {
     pub lines: Vec<Pairs>,
     /// If it rounds, products round activations too ([`super::rounded`]). Otherwise weights are widened.
@@ -243,7 +243,7 @@ impl PackedMatrix {
                 let dtypes =
                     run.iter().filter_map(|(_, form)| if let PartForm::Numbers(it) = form { Some(*it) } else { None });
                 match become_bf16(arithmetic, dtypes) {
-                    true => arithmetic.panels(rows(run)) * arithmetic.pairs(k) * size_of::<Pairs>(),
+                    true => rows(run).div_ceil(LANES) * k.div_ceil(2) * size_of::<Pairs>(),
                     false => rows(run).div_ceil(LANES) * k * LANES * size_of::<f32>(),
                 }
             }
@@ -328,7 +328,7 @@ impl PackedMatrix {
         match &segment.panels {
             Panels::F32(lines) => out.iter_mut().zip(&lines[panel * self.k..]).for_each(|(x, line)| *x = line[lane]),
             Panels::Bf16(halves) => {
-                for (two, line) in out.chunks_mut(2).zip(&halves.lines[panel * halves.arithmetic.pairs(self.k)..]) {
+                for (two, line) in out.chunks_mut(2).zip(&halves.lines[panel * self.k.div_ceil(2)..]) {
                     let pair = line.0[lane];
                     two.iter_mut()
                         .zip([pair << 16, pair & 0xffff_0000])
@@ -377,7 +377,7 @@ fn pack_run(
 fn pack_numbers(pool: &Pool, arithmetic: Arithmetic, n: usize, k: usize, parts: &[(Dtype, &[u8])]) -> Panels {
     let isa = Isa::best();
     if become_bf16(arithmetic, parts.iter().map(|(format, _)| *format)) {
-        let (panels, pairs) = (arithmetic.panels(n), arithmetic.pairs(k));
+        let (panels, pairs) = (n.div_ceil(LANES), k.div_ceil(2));
         let lines = in_panels(pool, panels, pairs, LANES * k, Pairs::ZERO, |panel, lines| {
             let rows: [Cow<'_, [u8]>; LANES] =
                 std::array::from_fn(|lane| match find_row(parts, k, panel * LANES + lane) {

@@ -33,7 +33,7 @@ pub(super) fn run(
     bias: Option<&[f32]>,
     (out, n): (Output, usize),
 ) {
-    let pairs = halves.arithmetic.pairs(k);
+    let pairs = k.div_ceil(2);
     let mut rounded = ROUNDED.take();
     // Only grows: old contents do not matter.
     rounded.resize(rounded.len().max(rows * pairs), 0);

@@ -5,7 +5,8 @@
 //! activations   bands of 16 rows; 16 lines (32 inputs of each row) are an A tile
 //! ```
 //!
-//! Rows and panels are padded to whole tiles and pairs of tiles, inputs with +0. The order of each sum is that of the groups of 32
+//! Rows of activations are padded to whole tiles and pairs of tiles, inputs with +0. Weights are not padded: the last panel stands for one
+//! that is missing in a pair, and the tiles of a group that is not whole are copied. The order of each sum is that of the groups of 32
 //! inputs, whatever the number of rows, the threads or the instruction set.
 //!
 //! - **Up to 16 rows**: A tiles stay in the L1 cache, and weights pass through at the speed of memory, two panels side by side. Tiles
@@ -72,12 +73,13 @@ pub(super) fn run(
         let from = &x[band * LANES * k..rows.min((band + 1) * LANES) * k];
         dispatch_pairs!(isa, round_band(from: &[f32], k: usize, to: &mut [tiles::Tile]));
     });
-    let (x, lines, pairs) = (&rounded[..bands * groups], halves.lines.as_chunks().0, n.div_ceil(OUTPUTS));
+    let (x, lines, pairs) = (&rounded[..bands * groups], &halves.lines[..], n.div_ceil(OUTPUTS));
     let [step, other] = if activation.is_some() { [1, pairs] } else { [PAIR, 1] };
     // A product of tiles takes about as long as that of one row with vectors.
     pool.ranges(pairs, rows.div_ceil(LANES) * k * OUTPUTS, |range| {
         let panels = range.start * step..range.end * step;
-        let task = &OnTiles { x, rows, groups, lines, panels, step, other, activation, bias, out };
+        let task =
+            &OnTiles { x, rows, groups, lines, pairs: k.div_ceil(2), panels, step, other, activation, bias, out };
         let mut blocks = BLOCKS.take();
         // Activations have the bits of other operations on rows, which take the best vectors too.
         on_tiles!(isa, rows.min(LANES), |t| walk_on(Isa::best(), t, task, &mut blocks));
@@ -102,8 +104,9 @@ struct OnTiles<'a> {
     x: &'a [tiles::Tile],
     rows: usize,
     groups: usize,
-    /// B tiles, `[panels, groups]`.
-    lines: &'a [tiles::Tile],
+    /// `[panels, pairs]`.
+    lines: &'a [Pairs],
+    pairs: usize,
     panels: Range<usize>,
     /// Panels from the first of two to the first of the next two.
     step: usize,
@@ -115,11 +118,32 @@ struct OnTiles<'a> {
     out: Output,
 }
 
-impl<'a> OnTiles<'a> {
-    /// The tiles of a panel.
+impl OnTiles<'_> {
+    /// Whether the last group is whole.
+    fn is_whole(&self) -> bool {
+        self.pairs.is_multiple_of(LANES)
+    }
+
+    /// Where the lines of a group of a panel begin, if there is such a panel.
     #[inline(always)]
-    fn panel(&self, panel: usize) -> &'a [tiles::Tile] {
-        &self.lines[panel * self.groups..][..self.groups]
+    fn line(&self, panel: usize, group: usize) -> *const Pairs {
+        self.lines.as_ptr().wrapping_add(panel * self.pairs + group * LANES)
+    }
+
+    /// The B tiles of some groups of a panel. If the last of them is not whole, they are copied.
+    #[inline(always)]
+    fn tiles<'b>(&'b self, panel: usize, groups: Range<usize>, copy: &'b mut [tiles::Tile]) -> &'b [tiles::Tile] {
+        let panel = panel.min(self.lines.len() / self.pairs - 1);
+        let lines = &self.lines[panel * self.pairs..][..self.pairs];
+        let lines = &lines[groups.start * LANES..self.pairs.min(groups.end * LANES)];
+        if let (tiles, []) = lines.as_chunks() {
+            return tiles;
+        }
+        let copy = &mut copy[..groups.len()];
+        let (own, rest) = copy.as_flattened_mut().split_at_mut(lines.len());
+        own.copy_from_slice(lines);
+        rest.fill(Pairs::ZERO);
+        copy
     }
 
     /// Prefetches the outputs of two panels in a row.
@@ -139,12 +163,16 @@ fn walk_on<T: Registers>(isa: Isa, t: &mut T, task: &OnTiles<'_>, blocks: &mut V
 #[inline(always)]
 fn walk<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, blocks: &mut Vec<Block>) {
     let (bands, waiting) = (task.x.len() / task.groups, if task.groups > RESIDENT { WAITING } else { 1 });
-    blocks.resize(blocks.len().max(waiting), [EMPTY; 4]);
+    // Copies of the groups of two panels.
+    let copies = if task.is_whole() { 0 } else { (PAIR * task.groups).div_ceil(4) };
+    blocks.resize(blocks.len().max(waiting + copies), [EMPTY; 4]);
+    let (blocks, copies) = blocks.split_at_mut(waiting);
+    let copies = &mut copies.as_flattened_mut()[..];
     if bands == 1 {
-        return few::<L, T>(t, task, &mut blocks[0]);
+        return few::<L, T>(t, task, &mut blocks[0], copies);
     }
     for first in (0..bands).step_by(BANDS) {
-        many::<L, T>(t, task, first..bands.min(first + BANDS), blocks);
+        many::<L, T>(t, task, first..bands.min(first + BANDS), blocks, copies);
     }
 }
 
@@ -182,15 +210,18 @@ fn finish_block<L: Lanes>(task: &OnTiles<'_>, row: usize, panel: usize, block: &
 
 /// Multiplies one band.
 #[inline(always)]
-fn few<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, sums: &mut Block) {
+fn few<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, sums: &mut Block, copies: &mut [tiles::Tile]) {
+    let (of_b, of_c) = copies.split_at_mut(copies.len() / PAIR);
     for first in task.panels.clone().step_by(task.step) {
         t.zero::<0>();
         t.zero::<1>();
-        let [b, c] = [0, task.other].map(|other| task.panel(first + other));
-        for (a, (b, c)) in task.x.iter().zip(b.iter().zip(c)) {
+        let b = task.tiles(first, 0..task.groups, of_b);
+        let c = task.tiles(first + task.other, 0..task.groups, of_c);
+        for (group, (a, (b, c))) in task.x.iter().zip(b.iter().zip(c)).enumerate() {
+            let ahead = [0, task.other].map(|other| task.line(first + other, group).wrapping_byte_add(AHEAD));
             for line in 0..LANES {
-                prefetch(b.as_ptr().wrapping_add(line).wrapping_byte_add(AHEAD).cast());
-                prefetch(c.as_ptr().wrapping_add(line).wrapping_byte_add(AHEAD).cast());
+                prefetch(ahead[0].wrapping_add(line).cast());
+                prefetch(ahead[1].wrapping_add(line).cast());
             }
             t.load::<4>(a);
             t.load::<6>(b);
@@ -218,7 +249,14 @@ struct Current {
 /// between the first products of the next ones, and their rows are written between the later products, each a block after it was
 /// prefetched: outputs of many rows lie in memory or in the cache of another core.
 #[inline(always)]
-fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usize>, blocks: &mut [Block]) {
+fn many<L: Lanes, T: Registers>(
+    t: &mut T,
+    task: &OnTiles<'_>,
+    bands: Range<usize>,
+    blocks: &mut [Block],
+    copies: &mut [tiles::Tile],
+) {
+    let (of_b, of_d) = copies.split_at_mut(copies.len() / PAIR);
     let (groups, steps) = (task.groups, bands.len() / PAIR);
     let resident = equal(groups, RESIDENT);
     let has_parts = resident < groups;
@@ -231,9 +269,10 @@ fn many<L: Lanes, T: Registers>(t: &mut T, task: &OnTiles<'_>, bands: Range<usiz
             let part = begin..groups.min(begin + resident);
             let (lines, rows) = (LANES.div_ceil(steps), (PAIR * LANES).div_ceil(part.len()));
             for (i, first) in panels.clone().step_by(task.step).enumerate() {
-                let [b, d] = [0, task.other].map(|other| &task.panel(first + other)[part.clone()]);
+                let b = task.tiles(first, part.clone(), of_b);
+                let d = task.tiles(first + task.other, part.clone(), of_d);
                 // The same part of the next two panels moves from memory to the L2 cache.
-                let mut ahead = [b, d].map(|tiles| tiles.as_ptr().wrapping_add(task.step * groups).cast::<Pairs>());
+                let mut ahead = [0, task.other].map(|other| task.line(first + task.step + other, begin));
                 for step in 0..steps {
                     let [a, c] = [0, 1].map(|i| &task.x[(bands.start + PAIR * step + i) * groups..][part.clone()]);
                     // Only sums of parts are read again.

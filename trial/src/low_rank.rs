@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use device::{Buffer, Device};
-use linear::{DownFactor, LowRank, UpFactor};
+use linear::{Arithmetic, DownFactor, LowRank, UpFactor};
+use simd::Pool;
 
 use crate::numbers::{Random, from_bytes, round, to_bytes, ulp};
 use crate::run::{buffer, bytes};
@@ -88,7 +89,7 @@ impl LowRankProblem {
     }
 
     /// The addition of a slot; `None` if it is empty.
-    fn packed(&self, slot: &[Option<Factors>]) -> Result<Option<LowRank>, KernelError> {
+    fn packed(&self, pool: &Pool, slot: &[Option<Factors>]) -> Result<Option<LowRank>, KernelError> {
         let bytes = |factors: &Factors| [&factors.down, &factors.up].map(|numbers| to_bytes(self.dtype, numbers));
         let targeted = slot.iter().zip(&self.parts).filter_map(|(factors, first)| Some((factors.as_ref()?, *first)));
         let targeted: Vec<_> = targeted.map(|(factors, first)| (factors.scale, first, bytes(factors))).collect();
@@ -99,7 +100,13 @@ impl LowRankProblem {
         let down = targeted.iter().map(|(scale, _, [data, _])| DownFactor { dtype, data, scale: *scale });
         let up = targeted.iter().enumerate();
         let up = up.map(|(down, (_, first, [_, data]))| UpFactor { dtype, data, first_output: *first, down });
-        Ok(Some(LowRank::pack(self.size.inputs, &down.collect::<Vec<_>>(), &up.collect::<Vec<_>>())?))
+        Ok(Some(LowRank::pack(
+            pool,
+            Arithmetic::Exact,
+            self.size.inputs,
+            &down.collect::<Vec<_>>(),
+            &up.collect::<Vec<_>>(),
+        )?))
     }
 
     /// Copies the inputs to a device.
@@ -108,7 +115,8 @@ impl LowRankProblem {
     /// The device has not enough memory, or a rank exceeds the greatest.
     pub fn on(&self, device: &Arc<dyn Device>) -> Result<LowRankOnDevice<'_>, KernelError> {
         let (rows, width) = (self.num_rows(), self.size.width());
-        let additions = self.slots.iter().map(|slot| self.packed(slot)).collect::<Result<Vec<_>, _>>()?;
+        let additions =
+            self.slots.iter().map(|slot| self.packed(device.pool(), slot)).collect::<Result<Vec<_>, _>>()?;
         let mut slots = None;
         if device.features().launches {
             let mut stage = device.pinned(self.size.slot_bytes(self.dtype))?;
@@ -194,10 +202,10 @@ impl LowRankOnDevice<'_> {
         let of = |slot: u32| additions.get(slot as usize)?.as_ref();
         let LowRankSize { inputs, outputs, .. } = problem.size;
         let factors = match slots {
-            Some(slots) => LowRankFactors::Device(slots),
-            None => LowRankFactors::Host { inputs, outputs, of: &of, width: problem.size.width() },
+            Some(slots) => LowRankFactors::Device { slots, t },
+            None => LowRankFactors::Host { inputs, outputs, of: &of, first: 0 },
         };
-        variant.low_rank(&**device, LowRankArgs { x, y, num_rows: problem.num_rows(), rows, factors, t })
+        variant.low_rank(&**device, LowRankArgs { x, y, num_rows: problem.num_rows(), rows, factors })
     }
 
     /// Restores the outputs before the addition.

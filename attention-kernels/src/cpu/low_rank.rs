@@ -9,12 +9,12 @@ use crate::low_rank::{LowRankArgs, LowRankFactors};
 
 pub(super) fn low_rank(isa: Isa, device: &dyn Device, args: LowRankArgs<'_>) -> Result<(), KernelError> {
     args.check()?;
-    let LowRankArgs { x, y, rows, factors, t, .. } = args;
-    let LowRankFactors::Host { inputs, outputs, of: adapters, width } = factors else {
+    let LowRankArgs { x, y, num_rows, rows, factors } = args;
+    let LowRankFactors::Host { inputs, outputs, of: adapters, first } = factors else {
         return Err(KernelError::Unsupported { variant: "cpu", found: "factors on another device".to_string() });
     };
-    let (x, y, t) = (x.host()?, y.host_mut()?, t.host_mut()?);
-    let product = LowRankProduct { x, inputs, y, outputs, rows: rows.by_slot(), adapters, t, width };
+    let (x, y) = (&x.host()?[..num_rows * inputs], &mut y.host_mut()?[..num_rows * outputs]);
+    let product = LowRankProduct { x, inputs, y, outputs, rows: rows.by_slot(), first, adapters };
     linear::low_rank(isa, device.pool(), product);
     Ok(())
 }

@@ -70,6 +70,13 @@ macro_rules! register_fast {
             |device, args| fast::attention((Isa::$isa, Arithmetic::Exact), device, args),
             |device, args| fast::linear(Isa::$isa, device, args)
         );
+        register_low_rank!($name, $isa, $rank);
+    };
+}
+
+/// Registers low-rank additions for one instruction set, which multiply in the arithmetic that adapters were packed for.
+macro_rules! register_low_rank {
+    ($name:literal, $isa:ident, $rank:literal) => {
         register!(
             $name,
             LowRank,
@@ -139,6 +146,10 @@ macro_rules! register_linear {
 register_linear!("cpu.amx_bf16", Amx, Tiles, 7);
 #[cfg(target_arch = "x86_64")]
 register_linear!("cpu.avx512_bf16", Avx512Bf16, Pairs, 6);
+#[cfg(target_arch = "x86_64")]
+register_low_rank!("cpu.amx_bf16", Amx, 7);
+#[cfg(target_arch = "x86_64")]
+register_low_rank!("cpu.avx512_bf16", Avx512Bf16, 6);
 // The bits of tiles without them, which costs more than pairs: `auto` takes these nowhere.
 #[cfg(target_arch = "x86_64")]
 register_linear!("cpu.avx512_tiles", Avx512, Tiles, 0);

@@ -14,7 +14,7 @@ const OUTPUTS: usize = 128;
 pub(super) fn low_rank(device: &dyn Device, args: LowRankArgs<'_>) -> Result<(), KernelError> {
     let variant = "cuda.low_rank";
     let Sizes { inputs, outputs, width } = args.check()?;
-    let LowRankFactors::Device(slots) = args.factors else {
+    let LowRankFactors::Device { slots, t } = &args.factors else {
         return Err(KernelError::Unsupported { variant, found: "factors on the host".to_string() });
     };
     let table = args.table().ok_or(KernelError::NotLoaded { variant, what: "rows of adapters" })?;
@@ -30,7 +30,7 @@ pub(super) fn low_rank(device: &dyn Device, args: LowRankArgs<'_>) -> Result<(),
     };
     let (tasks, dtype) = (count(args.most_tasks())?, args.dtype());
     let [x, y, t, factors, table] =
-        [args.x, &*args.y, &*args.t, &slots.memory, table].map(|buffer| Arg::pointer(buffer, 0));
+        [args.x, &*args.y, &**t, &slots.memory, table].map(|buffer| Arg::pointer(buffer, 0));
     for (kernel, blocks, threads, args) in [
         ("shrink", width / 16, 256, [x, factors, table, t, Arg::bytes(&shape)]),
         ("expand", outputs.div_ceil(OUTPUTS), OUTPUTS as u32, [t, factors, table, y, Arg::bytes(&shape)]),

@@ -6,8 +6,9 @@ use attention_kernels::{
     Dtype, KernelError, LowRankArgs, LowRankFactors, LowRankRows, LowRankSize, LowRankSlots, Operation, Variant,
 };
 use device::{Device, DeviceError, Launch};
-use linear::{DownFactor, LowRank, UpFactor};
+use linear::{Arithmetic, DownFactor, LowRank, UpFactor};
 use serde_json::json;
+use simd::Pool;
 use testkit::everything;
 use trial::numbers::{Random, from_bytes, to_bytes};
 use trial::{LowRankProblem, SlotRanks, bytes};
@@ -118,7 +119,7 @@ fn small(inputs: usize, outputs: usize, rank: usize) -> LowRank {
     let (a, b) = (data(rank * inputs), data(outputs * rank));
     let down = DownFactor { dtype: Dtype::F32, data: &a, scale: 1.0 };
     let up = UpFactor { dtype: Dtype::F32, data: &b, first_output: 3, down: 0 };
-    LowRank::pack(inputs, &[down], &[up]).unwrap()
+    LowRank::pack(&Pool::alone(), Arithmetic::Exact, inputs, &[down], &[up]).unwrap()
 }
 
 const SIZE: LowRankSize = LowRankSize { inputs: 24, outputs: 8, parts: 1, rank: 16 };
@@ -147,8 +148,8 @@ fn launches_depend_on_the_number_of_rows_alone_and_slots_can_be_replaced_and_emp
     let mut run = |slots: &LowRankSlots, of_rows: [Option<u32>; 3]| {
         let mut y = buffer(&device, &to_bytes(Dtype::F32, &[1.0; 3 * 8]));
         rows.load(&device, of_rows).unwrap();
-        let factors = LowRankFactors::Device(slots);
-        let args = LowRankArgs { x: &x, y: &mut y, num_rows: 3, rows: &rows, factors, t: &mut t };
+        let factors = LowRankFactors::Device { slots, t: &mut t };
+        let args = LowRankArgs { x: &x, y: &mut y, num_rows: 3, rows: &rows, factors };
         variant.low_rank(&device, args).unwrap();
         let y = from_bytes(Dtype::F32, &bytes(&device, &y).unwrap());
         y.chunks(8).map(|row| (row[2], row[3], row[7])).collect::<Vec<_>>()
@@ -186,17 +187,17 @@ fn adapters_and_rows_that_do_not_fit_are_refused_before_anything_runs() {
         for variant in variants_on(device, &[Operation::LowRank]) {
             let run = |x: usize, y: usize, t: usize, num_rows: usize| {
                 let [x, mut y, mut t] = [2 * x, 2 * y, 4 * t].map(|bytes| device.alloc(bytes).unwrap());
-                let (factors, y, t) = (LowRankFactors::Device(&slots), &mut y, &mut t);
-                said(variant.low_rank(device, LowRankArgs { x: &x, y, num_rows, rows: &rows, factors, t }))
+                let factors = LowRankFactors::Device { slots: &slots, t: &mut t };
+                said(variant.low_rank(device, LowRankArgs { x: &x, y: &mut y, num_rows, rows: &rows, factors }))
             };
             assert_eq!(run(48, 16, 32, 2), "rows of the step: found 2, expected 3");
             assert_eq!(run(71, 24, 48, 3), "inputs of the rows: found 71, expected 72");
             assert_eq!(run(72, 23, 48, 3), "outputs of the rows: found 23, expected 24");
             assert_eq!(run(72, 24, 47, 3), "elements of t: found 47, expected 48");
-            let (x, mut y, mut t) = (device.alloc(8).unwrap(), device.alloc(8).unwrap(), device.alloc(8).unwrap());
+            let (x, mut y) = (device.alloc(8).unwrap(), device.alloc(8).unwrap());
             let of = |_| None;
-            let factors = LowRankFactors::Host { inputs: 0, outputs: 0, of: &of, width: 0 };
-            let args = LowRankArgs { x: &x, y: &mut y, num_rows: 3, rows: &rows, factors, t: &mut t };
+            let factors = LowRankFactors::Host { inputs: 0, outputs: 0, of: &of, first: 0 };
+            let args = LowRankArgs { x: &x, y: &mut y, num_rows: 3, rows: &rows, factors };
             assert!(said(variant.low_rank(device, args)).contains("factors on the host"));
         }
     }

@@ -1,4 +1,4 @@
-//! `quire bench lora`: decode steps of a batch whose sequences have LoRA adapters, beside the same batch without.
+//! `quire bench lora`: prompts and decode steps of a batch whose sequences have LoRA adapters, beside the same batch without.
 //!
 //! The adapters have random numbers in bfloat16 for every module that adapters may target. Three batches are timed: of an engine without
 //! `--enable-lora`, and of one with it, without and with adapters.
@@ -11,7 +11,7 @@ use clap::Args;
 use engine::{EngineConfig, LoraConfig};
 use serde_json::{Value, json};
 
-use super::batch::Bench;
+use super::batch::{Batch, Bench};
 use super::write_figures;
 use crate::args::EngineArgs;
 use crate::error::CliError;
@@ -50,12 +50,14 @@ type Module = (String, usize, usize);
 
 pub fn run(args: LoraArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let results = Results::open("--output-json", args.output_json.as_deref())?;
-    // Only decodes are timed.
+    // Prompts and decodes are timed apart, so they are not mixed.
     config.itl_target = None;
     args.engine.fetch(&mut config)?;
-    let time = |bench: &mut Bench| -> Result<f64, CliError> {
-        let phase = bench.decode(args.batch_size, args.input_len, args.steps)?;
-        Ok(phase.seconds / phase.work.steps.max(1) as f64)
+    let prompts = Batch { prompts: args.batch_size, input_len: args.input_len, output_len: 1 };
+    let time = |bench: &mut Bench| -> Result<[f64; 2], CliError> {
+        let prompts = bench.run(&prompts)?.all;
+        let steps = bench.decode(args.batch_size, args.input_len, args.steps)?;
+        Ok([prompts.seconds, steps.seconds / steps.work.steps.max(1) as f64])
     };
     let disabled = time(&mut Bench::start(&EngineConfig { lora: None, ..config.clone() })?)?;
     let lora = LoraConfig { max_loras: args.num_adapters, max_lora_rank: args.rank, max_cpu_loras: None };
@@ -75,21 +77,32 @@ pub fn run(args: LoraArgs, mut config: EngineConfig) -> Result<(), CliError> {
     // Every adapter multiplies each number of its factors with each of its rows.
     let numbers: usize = modules.iter().map(|(_, inputs, outputs)| args.rank * (inputs + outputs)).sum();
     let operations = 2 * numbers * args.batch_size;
-    let slower = with / disabled - 1.0;
+    let of_phase = |phase: usize| {
+        let [disabled, none, with] = [disabled, none, with].map(|seconds| seconds[phase]);
+        json!({ "disabled": disabled, "none": none, "adapters": with, "slower": with / disabled - 1.0 })
+    };
     let figures = json!({
         "batch_size": args.batch_size, "num_adapters": args.num_adapters, "rank": args.rank,
-        "seconds_per_step": { "disabled": disabled, "none": none, "adapters": with },
-        "slower": slower, "adapter_bytes": bytes, "adapter_operations_per_step": operations,
+        "seconds_of_prompts": of_phase(0), "seconds_per_step": of_phase(1),
+        "adapter_bytes": bytes, "adapter_operations_per_step": operations,
     });
     if write_figures(results, &figures)? {
         return Ok(());
     }
     let mut out = io::stdout().lock();
-    for (what, seconds) in [("without --enable-lora", disabled), ("no sequence has an adapter", none)] {
-        writeln!(out, "{what:<28}{:9.3} ms per step", seconds * 1e3)?;
+    let with_adapters = format!("{} adapters of rank {}", args.num_adapters, args.rank);
+    let lines = [("without --enable-lora", disabled), ("no sequence has an adapter", none), (&*with_adapters, with)];
+    for (what, [prompts, step]) in lines {
+        let slower = [prompts / disabled[0], step / disabled[1]].map(|times| 100.0 * (times - 1.0));
+        writeln!(
+            out,
+            "{what:<28}{:10.3} ms for the prompts ({:+.1} %){:10.3} ms per step ({:+.1} %)",
+            prompts * 1e3,
+            slower[0],
+            step * 1e3,
+            slower[1]
+        )?;
     }
-    let what = format!("{} adapters of rank {}", args.num_adapters, args.rank);
-    writeln!(out, "{what:<28}{:9.3} ms per step: {:.1} % slower", with * 1e3, 100.0 * slower)?;
     let (bytes, operations) = (bytes as f64 / 1e6, operations as f64 / 1e6);
     Ok(writeln!(
         out,

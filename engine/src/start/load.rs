@@ -349,8 +349,9 @@ pub(crate) fn start(
     let limits = device.features().launches.then(|| sampler_limits(engine, decoder.vocab_size(), plan.max_model_len));
     let swap_space = SwapSpace::new(&**device, &caches, plan.host_blocks)?;
     let adapters = decoder.adapters.zip(engine.lora);
-    let adapters = adapters.map(|(limits, lora)| AdapterStore::new(decoder.clone(), limits, lora.num_cpu_loras()));
-    let adapters = adapters.map(Arc::new);
+    let adapters = adapters.map(|(limits, lora)| {
+        Arc::new(AdapterStore::new(decoder.clone(), limits, kernels.arithmetic, lora.num_cpu_loras()))
+    });
     let (worker, mut info) = LocalWorker::new(
         device.clone(),
         model,

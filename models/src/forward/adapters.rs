@@ -5,6 +5,7 @@
 //! nothing more than without adapters. On a device that launches kernels, all memory is allocated when the model is loaded, and a
 //! slot's factors are uploaded when it is set.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use attention_kernels::{
@@ -27,9 +28,6 @@ pub(super) struct Adapters {
     kept: LowRankRows,
     /// Slot of each row; reused.
     of_rows: Vec<Option<u32>>,
-    /// Float32 `[max_rows, width]`.
-    scratch: Buffer,
-    width: usize,
     /// Whether the step adds products.
     pub active: bool,
 }
@@ -68,8 +66,16 @@ impl Adapters {
     /// ([`adapter_slot_bytes`](crate::lora::adapter_slot_bytes)).
     pub fn bytes(decoder: &Decoder, features: Features, max_rows: usize) -> usize {
         let Some(limits) = decoder.adapters else { return 0 };
-        let tables = if features.launches { 2 * LowRankRows::bytes(max_rows, limits.slots) } else { 0 };
-        max_rows * most_adapter_width(decoder, &limits) * size_of::<f32>() + tables
+        if !features.launches {
+            return 0;
+        }
+        Adapters::scratch_bytes(decoder, features, max_rows) + 2 * LowRankRows::bytes(max_rows, limits.slots)
+    }
+
+    /// Bytes of the scratch memory of products, which a device that launches kernels needs: float32 `[max_rows, width]`.
+    pub fn scratch_bytes(decoder: &Decoder, features: Features, max_rows: usize) -> usize {
+        let width = |limits| most_adapter_width(decoder, &limits);
+        if features.launches { max_rows * decoder.adapters.map_or(0, width) * size_of::<f32>() } else { 0 }
     }
 
     /// Empty slots for a decoder that computes in a type.
@@ -80,7 +86,6 @@ impl Adapters {
         dtype: Dtype,
         max_rows: usize,
     ) -> Result<Adapters, DeviceError> {
-        let width = most_adapter_width(decoder, limits);
         let sizes: Vec<_> = adapter_sizes(decoder, limits).collect();
         let factors = if device.features().launches {
             let largest = sizes.iter().flatten().map(|size| size.slot_bytes(dtype)).max().unwrap_or(0);
@@ -97,8 +102,6 @@ impl Adapters {
             all: rows()?,
             kept: rows()?,
             of_rows: Vec::with_capacity(max_rows),
-            scratch: device.alloc(max_rows * width * size_of::<f32>())?,
-            width,
             active: false,
         })
     }
@@ -151,38 +154,35 @@ impl Adapters {
         [&mut self.all, &mut self.kept].into_iter().flat_map(LowRankRows::array)
     }
 
-    /// Adds the adapters' products of the rows of `x` to `y`, the output of a linear layer. `dropped`: the rows are those that
-    /// are left after the others were dropped.
+    /// Adds the adapters' products of some rows of `x` to `y`, the output of a linear layer. `dropped`: the rows are among those that
+    /// are left after the others were dropped. `t`: [scratch memory](Adapters::scratch_bytes).
     pub fn apply(
-        &mut self,
-        kernels: &KernelSet,
-        device: &dyn Device,
+        &self,
+        (kernels, device): (&KernelSet, &dyn Device),
         linear: usize,
-        x: &Buffer,
-        y: &mut Buffer,
-        (num_rows, dropped): (usize, bool),
+        (x, y): (&Buffer, &mut Buffer),
+        (of_step, dropped): (Range<usize>, bool),
+        t: Option<&mut Buffer>,
     ) -> Result<(), KernelError> {
-        let Adapters { factors, shapes, all, kept, scratch: t, width, active, .. } = self;
-        let (rows, Some(&[inputs, outputs])) = (if dropped { &*kept } else { &*all }, shapes.get(linear)) else {
-            return Ok(());
-        };
-        if !*active {
-            return Ok(());
-        }
-        let factors = &*factors;
-        let on_host = if let Factors::Host(slots) = factors { &slots[..] } else { &[] };
+        let rows = if dropped { &self.kept } else { &self.all };
+        let Some(&[inputs, outputs]) = self.shapes.get(linear) else { return Ok(()) };
+        let on_host = if let Factors::Host(slots) = &self.factors { &slots[..] } else { &[] };
         let of = |slot: u32| -> Option<&LowRank> { on_host.get(slot as usize)?.as_ref()?.linear(linear) };
-        let factors = match factors {
-            Factors::Host(slots) if rows.is_empty() || (0..slots.len() as u32).all(|slot| of(slot).is_none()) => {
-                return Ok(());
+        let (first, num_rows) = (of_step.start, of_step.len());
+        let factors = match (&self.factors, t) {
+            (Factors::Host(slots), _) => {
+                if rows.is_empty() || (0..slots.len() as u32).all(|slot| of(slot).is_none()) {
+                    return Ok(());
+                }
+                LowRankFactors::Host { inputs, outputs, of: &of, first }
             }
-            Factors::Host(_) => LowRankFactors::Host { inputs, outputs, of: &of, width: *width },
             // What the slots hold does not matter: a captured graph is replayed with other contents.
-            Factors::Device { layers, .. } => match layers.get(linear) {
-                Some(Some(slots)) => LowRankFactors::Device(slots),
+            (Factors::Device { layers, .. }, Some(t)) => match layers.get(linear) {
+                Some(Some(slots)) => LowRankFactors::Device { slots, t },
                 _ => return Ok(()),
             },
+            (Factors::Device { .. }, None) => return Ok(()),
         };
-        kernels.low_rank.low_rank(device, LowRankArgs { x, y, num_rows, rows, factors, t })
+        kernels.low_rank.low_rank(device, LowRankArgs { x, y, num_rows, rows, factors })
     }
 }

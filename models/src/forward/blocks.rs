@@ -202,7 +202,9 @@ impl Blocks {
                 };
                 exchange(block);
                 let ops = &program.ops[run.first..][..run.len];
-                block.outcome = ops.iter().try_for_each(|op| row_ops.run(op, &mut block.registers, block.rows, None));
+                let of_step = index * size..index * size + block.rows;
+                let run = |op| row_ops.run(op, &mut block.registers, of_step.clone(), None);
+                block.outcome = ops.iter().try_for_each(run);
                 exchange(block);
                 lock(lent.spare).extend(own);
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache, LinearScratch, Needs};
 use collective::Collective;
 use device::profile::Phase;
-use device::{Device, Features};
+use device::{Buffer, Device, Features};
 
 use super::adapters::Adapters;
 use super::blocks::Blocks;
@@ -51,6 +51,8 @@ pub struct Model {
     pub(super) result_rows: usize,
     /// `None` if the decoder takes no adapters.
     pub(super) adapters: Option<Adapters>,
+    /// Memory of products with adapters ([`Adapters::scratch_bytes`]).
+    pub(super) adapter_scratch: Buffer,
     /// Indices of the requested rows among the kept ones; reused.
     pub(super) gathered: Vec<u32>,
     /// The batch by views, if they differ from groups; reused.
@@ -201,6 +203,7 @@ impl Model {
         let sizes = StepSizes::new(decoder, &program, dtype, max_rows, LOGIT_ROWS);
         let step = StepBuffers::new(&*device, sizes, max_rows)?;
         let scratch = LinearScratch::new(&*device, scratch_sizes(device.features(), decoder, &kernels, max_rows))?;
+        let adapter_scratch = device.alloc(Adapters::scratch_bytes(decoder, device.features(), max_rows))?;
         let adapters = decoder.adapters.map(|limits| Adapters::new(&*device, decoder, &limits, dtype, max_rows));
         let ops: Box<dyn LayerOps> = if device.features().launches {
             Box::new(Launched::new(&device, decoder, &layout, &program.ropes, &kernels, max_rows)?)
@@ -229,6 +232,7 @@ impl Model {
             graphs: None,
             result_rows: LOGIT_ROWS,
             adapters: adapters.transpose()?,
+            adapter_scratch,
             gathered: Vec::new(),
             viewed: ForwardBatch::default(),
             observer: None,

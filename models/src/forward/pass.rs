@@ -87,6 +87,7 @@ impl Model {
             scratch,
             observer,
             adapters,
+            adapter_scratch,
             ranks,
             stages,
             ..
@@ -96,12 +97,14 @@ impl Model {
         let per_layer = decoder.embedding.per_layer.as_ref().map_or(0, |inputs| inputs.projection.rows());
         let mut rows = batch.tokens.len();
         step.registers.reset_names();
-        // Adapters and observers see the rows of a whole step.
-        let mut blocks = blocks.as_mut().filter(|_| observer.is_none() && adapters.is_none());
+        let adapters = adapters.as_ref();
+        // Observers see the rows of a whole step.
+        let mut blocks = blocks.as_mut().filter(|_| observer.is_none());
         let mut next = 0;
         while let Some(op) = program.ops.get(next) {
             if let Some(blocks) = &mut blocks {
                 let row_ops = RowOps::new(decoder, loaded, (kernels, device), &**ops);
+                let row_ops = row_ops.adapted(adapters, rows < batch.tokens.len());
                 let done = blocks.run(program, next, (&mut step.registers, rows), &row_ops)?;
                 if done > 0 {
                     next += done;
@@ -163,23 +166,16 @@ impl Model {
                     let _time = time("rope_table", 0);
                     ops.rope_table(table, batch, &mut step.ropes[table])?;
                 }
-                Op::Linear { linear, from, to } | Op::LinearActivate { linear, from, to, .. } => {
+                Op::Linear { linear, from, .. } | Op::LinearActivate { linear, from, .. } => {
                     if let Some(observer) = observer
                         && from != Register::Q8
                     {
                         let count = rows * loaded.linears[linear].weights.k();
                         observer(linear, &numbers_on_host(device, step.registers.get(from), dtype, count)?);
                     }
-                    RowOps::new(decoder, loaded, (kernels, device), &**ops).run(
-                        op,
-                        &mut step.registers,
-                        rows,
-                        Some(&mut *scratch),
-                    )?;
-                    if let Some(adapters) = adapters {
-                        let [x, y] = step.registers.several([from, to])?;
-                        adapters.apply(kernels, device, linear, x, y, (rows, rows < batch.tokens.len()))?;
-                    }
+                    let row_ops = RowOps::new(decoder, loaded, (kernels, device), &**ops);
+                    let row_ops = row_ops.adapted(adapters, rows < batch.tokens.len());
+                    row_ops.run(op, &mut step.registers, 0..rows, Some((&mut *scratch, &mut *adapter_scratch)))?;
                 }
                 Op::QkNormRopeCache { attention } => {
                     let scales = loaded.attention[loaded.attention[attention].donor].kv_scales.clone();
@@ -427,7 +423,7 @@ impl Model {
                 | Op::Scale { .. }
                 | Op::AddNorm { .. } => {
                     let row_ops = RowOps::new(decoder, loaded, (kernels, device), &**ops);
-                    row_ops.run(op, &mut step.registers, rows, None)?;
+                    row_ops.run(op, &mut step.registers, 0..rows, None)?;
                 }
             }
         }

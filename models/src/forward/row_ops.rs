@@ -1,9 +1,12 @@
 //! Operations that compute a row from that row alone: on all rows of a step, or on some of them ([`super::blocks`]).
 
+use std::ops::Range;
+
 use attention_kernels::{KernelError, KernelSet, LinearScratch, Rows};
 use device::{Buffer, Device};
 use linear::RowBlock;
 
+use super::adapters::Adapters;
 use super::clock::clock;
 use super::loaded::Loaded;
 use super::op::{Factor, Op, Register};
@@ -17,6 +20,8 @@ pub(super) struct RowOps<'a> {
     pub kernels: &'a KernelSet,
     pub device: &'a dyn Device,
     pub ops: &'a dyn LayerOps,
+    /// Adapters of the rows, if there are any, and whether rows were dropped.
+    pub adapters: Option<(&'a Adapters, bool)>,
     /// Elements of a row of the stream.
     pub hidden: usize,
     /// Elements of a row of [`Register::PerLayer`].
@@ -49,19 +54,25 @@ impl<'a> RowOps<'a> {
         ops: &'a dyn LayerOps,
     ) -> RowOps<'a> {
         let per_layer = decoder.embedding.per_layer.as_ref().map_or(0, |inputs| inputs.projection.rows());
-        RowOps { loaded, kernels, device, ops, hidden: decoder.hidden_size(), per_layer }
+        RowOps { loaded, kernels, device, ops, adapters: None, hidden: decoder.hidden_size(), per_layer }
     }
 
-    /// Runs an operation on the first `rows` rows of its registers; does nothing if it is none of these operations
-    /// ([`widths`]). `scratch`: memory of products on devices that launch kernels.
+    /// The same with the adapters of a step.
+    pub fn adapted(self, adapters: Option<&'a Adapters>, dropped: bool) -> RowOps<'a> {
+        RowOps { adapters: adapters.filter(|adapters| adapters.active).map(|adapters| (adapters, dropped)), ..self }
+    }
+
+    /// Runs an operation on some rows of the step, which are the first ones of its registers; does nothing if it is none of these
+    /// operations ([`widths`]). `scratch`: memory of products and of those of adapters on devices that launch kernels.
     pub fn run(
         &self,
         op: &Op,
         registers: &mut Registers,
-        rows: usize,
-        scratch: Option<&mut LinearScratch>,
+        of_step: Range<usize>,
+        scratch: Option<(&mut LinearScratch, &mut Buffer)>,
     ) -> Result<(), KernelError> {
-        let RowOps { loaded, kernels, device, ops, hidden, per_layer } = *self;
+        let RowOps { loaded, kernels, device, ops, adapters, hidden, per_layer } = *self;
+        let (rows, (scratch, t)) = (of_step.len(), scratch.unzip());
         let dtype = kernels.format.dtype;
         let time = |operation, numbers| clock(device, operation, None, numbers, dtype);
         match *op {
@@ -73,7 +84,9 @@ impl<'a> RowOps<'a> {
             }
             Op::Linear { linear, from, to } => {
                 let [x, y] = registers.several([from, to])?;
-                loaded.linears[linear].run((kernels, device), rows_of(x, from), rows, y, dtype, scratch)
+                loaded.linears[linear].run((kernels, device), rows_of(x, from), rows, y, dtype, scratch)?;
+                let Some((adapters, dropped)) = adapters else { return Ok(()) };
+                adapters.apply((kernels, device), linear, (x, y), (of_step, dropped), t)
             }
             Op::LinearActivate { linear, from, activation, to, .. } => {
                 let [x, y] = registers.several([from, to])?;

@@ -11,8 +11,9 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use linear::{DownFactor, LowRank, UpFactor};
+use linear::{Arithmetic, DownFactor, LowRank, UpFactor};
 use sha2::{Digest, Sha256};
+use simd::Pool;
 
 use super::AdapterLimits;
 use super::config::AdapterConfig;
@@ -49,12 +50,17 @@ struct Factors<'a> {
 }
 
 impl Adapter {
-    /// Reads the adapter in a folder.
+    /// Reads the adapter in a folder. Products with it are in an arithmetic; a device that launches kernels needs an exact one.
     ///
     /// # Errors
     /// The files are missing or damaged, state something that is not supported, exceed the limits, or are for another model: the
     /// error names the first tensor that does not fit.
-    pub fn read(folder: &Path, decoder: &Decoder, limits: &AdapterLimits) -> Result<Adapter, AdapterError> {
+    pub fn read(
+        folder: &Path,
+        decoder: &Decoder,
+        limits: &AdapterLimits,
+        arithmetic: Arithmetic,
+    ) -> Result<Adapter, AdapterError> {
         if !folder.is_dir() {
             return Err(AdapterError::NoFolder { path: one_line(folder.display()) });
         }
@@ -75,7 +81,7 @@ impl Adapter {
             by_linear.entry(place.linear).or_default().push((factors, place));
         }
         for linear in 0..decoder.linears().count() {
-            let packed = by_linear.get(&linear).map(|parts| pack(parts)).transpose()?;
+            let packed = by_linear.get(&linear).map(|parts| pack(arithmetic, parts)).transpose()?;
             adapter.bytes += packed.as_ref().map_or(0, LowRank::bytes);
             adapter.linears.push(packed);
         }
@@ -234,7 +240,7 @@ fn digest(factors: &[Factors<'_>]) -> String {
 }
 
 /// Packs the modules of one linear layer.
-fn pack(parts: &[(&Factors<'_>, &Place)]) -> Result<LowRank, LoadError> {
+fn pack(arithmetic: Arithmetic, parts: &[(&Factors<'_>, &Place)]) -> Result<LowRank, LoadError> {
     // Parts of one module share A, unless they have different inputs of it.
     let mut downs: Vec<(&Factors<'_>, &Place, Cow<'_, [u8]>)> = Vec::new();
     let mut ups = Vec::new();
@@ -259,7 +265,8 @@ fn pack(parts: &[(&Factors<'_>, &Place)]) -> Result<LowRank, LoadError> {
         })
         .collect();
     let inputs = parts.first().map_or(0, |(_, place)| place.inputs);
-    Ok(LowRank::pack(inputs, &down, &up)?)
+    // The threads of the pool that steps use are not disturbed.
+    Ok(LowRank::pack(&Pool::alone(), arithmetic, inputs, &down, &up)?)
 }
 
 /// The columns of A that a place reads.

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use linear::Arithmetic;
 use serde::{Deserialize, Serialize};
 use simd::lock;
 
@@ -25,6 +26,7 @@ pub struct AdapterRef {
 pub struct AdapterStore {
     decoder: Decoder,
     limits: AdapterLimits,
+    arithmetic: Arithmetic,
     capacity: usize,
     kept: Mutex<Kept>,
     /// Held while an adapter is read, so that reading takes the memory of one.
@@ -40,9 +42,10 @@ struct Kept {
 }
 
 impl AdapterStore {
-    /// A store of at most `capacity` adapters for a decoder.
-    pub fn new(decoder: Decoder, limits: AdapterLimits, capacity: usize) -> AdapterStore {
-        AdapterStore { decoder, limits, capacity: capacity.max(1), kept: Mutex::default(), reading: Mutex::default() }
+    /// A store of at most `capacity` adapters for a decoder; `arithmetic` as for [`Adapter::read`].
+    pub fn new(decoder: Decoder, limits: AdapterLimits, arithmetic: Arithmetic, capacity: usize) -> AdapterStore {
+        let (kept, reading) = (Mutex::default(), Mutex::default());
+        AdapterStore { decoder, limits, arithmetic, capacity: capacity.max(1), kept, reading }
     }
 
     /// Reads the adapter in a folder and keeps it, unless all that are kept are pinned.
@@ -57,7 +60,7 @@ impl AdapterStore {
 
     fn read(&self, path: &Path) -> Result<Arc<Adapter>, AdapterError> {
         let _one = lock(&self.reading);
-        Ok(Arc::new(Adapter::read(path, &self.decoder, &self.limits)?))
+        Ok(Arc::new(Adapter::read(path, &self.decoder, &self.limits, self.arithmetic)?))
     }
 
     /// Reads an adapter that must have these contents.

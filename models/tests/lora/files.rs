@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use linear::Arithmetic;
 use models::lora::{Adapter, AdapterError, AdapterRef, AdapterStore};
 use models::{Decoder, ModelConfig, ModelFiles};
 use proptest::prelude::*;
@@ -37,7 +38,7 @@ fn settings_that_are_not_supported_are_refused_by_name() {
                                 "modules_to_save": null, "bias": "none", "use_dora": false, "layer_replication": []});
         config.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
         write(temporary.path(), &config.to_string(), &matrices);
-        Adapter::read(temporary.path(), &decoder, &LIMITS)
+        Adapter::read(temporary.path(), &decoder, &LIMITS, Arithmetic::Exact)
     };
     assert_eq!(read(json!({})).unwrap().rank(), 4);
     for (change, parts) in [
@@ -80,7 +81,7 @@ fn an_adapter_for_another_model_names_the_first_tensor_that_does_not_fit() {
         let config =
             r#"{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "embed_tokens", "lm_head", "x_proj"]}"#;
         write(temporary.path(), config, &matrices);
-        Adapter::read(temporary.path(), &decoder, &LIMITS)
+        Adapter::read(temporary.path(), &decoder, &LIMITS, Arithmetic::Exact)
     };
     read(&|_| {}).unwrap();
     let rename = |name: &'static str| move |matrices: &mut Vec<Matrix>| matrices[0].name = name.to_string();
@@ -121,7 +122,7 @@ fn an_adapter_for_another_model_names_the_first_tensor_that_does_not_fit() {
 fn damaged_files_are_refused_at_every_length() {
     let decoder = decoder("llama");
     let temporary = tempfile::TempDir::new().unwrap();
-    let read = || Adapter::read(temporary.path(), &decoder, &LIMITS);
+    let read = || Adapter::read(temporary.path(), &decoder, &LIMITS, Arithmetic::Exact);
     simple(temporary.path(), &targets(&decoder), 2, 1);
     let whole = fs::read(temporary.path().join("adapter_model.safetensors")).unwrap();
     for length in (0..200).chain((200..whole.len()).step_by(97)) {
@@ -133,7 +134,10 @@ fn damaged_files_are_refused_at_every_length() {
     message(read(), &["adapter_model.safetensors: not found"]);
     fs::write(temporary.path().join("adapter_config.json"), "[1]").unwrap();
     message(read(), &["adapter_config.json", "broken JSON"]);
-    message(Adapter::read(Path::new("/nowhere/at/all"), &decoder, &LIMITS), &["/nowhere/at/all", "no such folder"]);
+    message(
+        Adapter::read(Path::new("/nowhere/at/all"), &decoder, &LIMITS, Arithmetic::Exact),
+        &["/nowhere/at/all", "no such folder"],
+    );
 }
 
 #[test]
@@ -146,7 +150,10 @@ fn experts_and_latent_heads_take_no_adapters() {
         let temporary = tempfile::TempDir::new().unwrap();
         let linear = decoder.all_linears().find(|it| it.parts[0].name == module).unwrap();
         simple(temporary.path(), &[(module.to_string(), linear.inputs, linear.rows())], 2, 1);
-        message(Adapter::read(temporary.path(), &decoder, &LIMITS), &[module, "adapters are not supported"]);
+        message(
+            Adapter::read(temporary.path(), &decoder, &LIMITS, Arithmetic::Exact),
+            &[module, "adapters are not supported"],
+        );
     }
 }
 
@@ -159,7 +166,7 @@ fn the_store_keeps_the_adapters_used_last_and_reads_the_others_again() {
     for (name, seed) in [("a", 1), ("b", 2), ("c", 3), ("copy", 1)] {
         simple(&path(name), &targets, 2, seed);
     }
-    let store = AdapterStore::new(decoder, LIMITS, 2);
+    let store = AdapterStore::new(decoder, LIMITS, Arithmetic::Exact, 2);
     let load = |name: &str| store.load(path(name)).unwrap().0;
     let [a, b] = ["a", "b"].map(load);
     // Equal contents in another folder are the same adapter.

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
+use linear::Arithmetic;
 use models::lora::{Adapter, AdapterLimits};
 use models::{Decoder, ModelConfig};
 
@@ -18,7 +19,7 @@ pub fn read(folder: &Path, bytes: &[u8]) -> bool {
     let length = usize::from(u16::from_le_bytes([length[0], length[1]])).min(rest.len());
     fs::write(folder.join("adapter_config.json"), &rest[..length]).unwrap();
     fs::write(folder.join("adapter_model.safetensors"), &rest[length..]).unwrap();
-    match Adapter::read(folder, &DECODER, &AdapterLimits { slots: 1, rank: 8 }) {
+    match Adapter::read(folder, &DECODER, &AdapterLimits { slots: 1, rank: 8 }, Arithmetic::Exact) {
         Ok(adapter) => adapter.rank() <= 8,
         Err(error) => {
             let message = error.to_string();

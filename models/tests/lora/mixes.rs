@@ -1,15 +1,23 @@
 //! Rows of several adapters and of none in one batch: each has the bits that it has alone.
 
+use attention_kernels::Dtype;
+use collective::single;
 use linear::Quantization;
-use models::decoder::Form;
+use models::decoder::{Form, Reduce};
 use models::{ModelConfig, ModelFiles};
 use proptest::prelude::*;
 use testkit::adapters::simple;
 
-use super::{Loaded, Seq, load, modules};
+use super::{Loaded, Seq, load_on, modules};
 use crate::common::folder;
 
-pub const FORMS: [Form; 3] = [Form::Dense, Form::Quantized(Quantization::Q8), Form::Quantized(Quantization::Q4)];
+/// Forms of weights, and the type that products compute in.
+pub const FORMS: [(Form, Dtype); 4] = [
+    (Form::Dense, Dtype::F32),
+    (Form::Dense, Dtype::Bf16),
+    (Form::Quantized(Quantization::Q8), Dtype::F32),
+    (Form::Quantized(Quantization::Q4), Dtype::F32),
+];
 
 /// The models of each form: without adapters, on one thread, on three.
 fn loaded() -> Vec<[Loaded; 3]> {
@@ -21,14 +29,16 @@ fn loaded() -> Vec<[Loaded; 3]> {
     simple(&folders[0], &modules, 3, 1);
     simple(&folders[1], &modules[2..5], 40, 2);
     simple(&folders[2], &modules, 16, 3);
-    let load = |form, threads, adapters| load(&case, form, threads, adapters);
+    let load = |form, threads, adapters| load_on(&case, form, threads, adapters, (single(), Reduce::Gather));
     FORMS.map(|form| [load(form, 2, None), load(form, 1, Some(&folders)), load(form, 3, Some(&folders))]).into()
 }
 
 #[test]
 fn each_row_has_the_bits_that_it_has_alone_and_without_an_adapter_those_without_lora() {
     let mut loaded = loaded();
-    let seq = (prop::option::of(0u32..3), prop::collection::vec(0u32..500, 1..30), 1usize..12);
+    // Two long prompts are computed in blocks of rows.
+    let tokens = prop_oneof![prop::collection::vec(0u32..500, 1..30), prop::collection::vec(0u32..500, 100..140)];
+    let seq = (prop::option::of(0u32..3), tokens, prop_oneof![1usize..12, Just(140)]);
     let strategy = (0..FORMS.len(), prop::collection::vec(seq, 1..8));
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(24));
     let models = std::cell::RefCell::new(&mut loaded);
@@ -42,7 +52,7 @@ fn each_row_has_the_bits_that_it_has_alone_and_without_an_adapter_those_without_
                 let adapted = seq.slot.is_some();
                 let without = plain.logits(vec![Seq { slot: None, ..seq.clone() }], &[64]).remove(0);
                 let want = if adapted { alone.logits(vec![seq], &[64]).remove(0) } else { without.clone() };
-                prop_assert!(found == want, "sequence {i} differs in {}", FORMS[form]);
+                prop_assert!(found == want, "sequence {i} differs in {:?}", FORMS[form]);
                 prop_assert!(!adapted || found != without, "the adapter of sequence {i} has no effect");
             }
             Ok(())

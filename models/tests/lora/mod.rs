@@ -11,7 +11,7 @@ mod sim;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use attention_kernels::{KernelChoice, KvCache, select};
+use attention_kernels::{Dtype, KernelChoice, KvCache, Needs, select};
 use collective::{Collective, single};
 use models::decoder::{Form, Reduce};
 use models::lora::{Adapter, AdapterLimits};
@@ -54,13 +54,13 @@ struct Loaded {
 }
 
 fn load(folder: &Path, form: Form, threads: usize, adapters: Option<&[PathBuf]>) -> Loaded {
-    load_on(folder, form, threads, adapters, (single(), Reduce::Gather))
+    load_on(folder, (form, Dtype::F32), threads, adapters, (single(), Reduce::Gather))
 }
 
-/// The part of a model that one rank computes.
+/// The part of a model that one rank computes. Products in bfloat16 have the arithmetic of tiles.
 fn load_on(
     folder: &Path,
-    form: Form,
+    (form, arithmetic): (Form, Dtype),
     threads: usize,
     adapters: Option<&[PathBuf]>,
     (group, reduce): (Arc<dyn Collective>, Reduce),
@@ -69,12 +69,16 @@ fn load_on(
     let decoder = ModelConfig::load(&files).unwrap().decoder.in_form(form).with_adapters(adapters.map(|_| LIMITS));
     let decoder = decoder.shard(group.rank(), group.size(), reduce).unwrap();
     let device = device::open("cpu", Some(threads)).unwrap();
-    let kernels = select(&KernelChoice::default(), &needs(&*device, &decoder)).unwrap();
+    let mut choice = KernelChoice::default();
+    if arithmetic == Dtype::Bf16 {
+        choice.linear = "cpu.portable_tiles".to_string();
+    }
+    let kernels = select(&choice, &Needs { arithmetic, ..needs(&*device, &decoder) }).unwrap();
     let weights = Weights::open(&files).unwrap();
     let mut model = Model::load(&decoder, &weights, device, kernels, 512, &|_, _| Ok(())).unwrap();
     model.join(group);
     for (slot, folder) in adapters.into_iter().flatten().enumerate() {
-        let adapter = Adapter::read(folder, &decoder, &LIMITS).unwrap();
+        let adapter = Adapter::read(folder, &decoder, &LIMITS, kernels.arithmetic).unwrap();
         model.set_adapter(slot, Some(Arc::new(adapter))).unwrap();
     }
     let caches = model.new_cache(20 * BLOCKS_PER_SEQ, BLOCK_SIZE).unwrap();

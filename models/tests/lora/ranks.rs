@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use collective::{Collective, threads};
+use attention_kernels::Dtype;
+use collective::{Collective, single, threads};
 use models::decoder::{Form, Reduce};
 use models::{ModelConfig, ModelFiles};
 use testkit::adapters::simple;
@@ -43,7 +44,7 @@ fn sums_of_rows_with_adapters_are_those_of_one_rank_but_for_rounding() {
     assert!(difference(&one[1..2], &one[..1]) > 0.01, "the adapter has no effect");
     for ranks in [2, 3, 4] {
         let of_ranks = on_ranks(ranks, |group| {
-            let mut loaded = load_on(&case, Form::Dense, 1, Some(&folders), (group, Reduce::Sum));
+            let mut loaded = load_on(&case, (Form::Dense, Dtype::F32), 1, Some(&folders), (group, Reduce::Sum));
             let together = loaded.logits(seqs.to_vec(), &[9, 40, 11]);
             let alone: Vec<_> = seqs.iter().flat_map(|seq| loaded.logits(vec![seq.clone()], &[64])).collect();
             assert!(together == alone, "a sequence has other logits alone");
@@ -64,12 +65,12 @@ fn rows_with_adapters_have_the_same_bits_on_two_three_and_four_ranks() {
         let tokens: Vec<u32> = (5..30).collect();
         let seqs = || [None, Some(0), Some(1)].map(|slot| Seq::new(slot, &tokens)).to_vec();
         for form in FORMS {
-            let one = load(&case, form, 1, Some(&folders)).logits(seqs(), &[9, 40, 11]);
+            let on =
+                |group| load_on(&case, form, 1, Some(&folders), (group, Reduce::Gather)).logits(seqs(), &[9, 40, 11]);
+            let one = on(single());
             for ranks in all_ranks {
-                let of_ranks = on_ranks(*ranks, |group| {
-                    load_on(&case, form, 1, Some(&folders), (group, Reduce::Gather)).logits(seqs(), &[9, 40, 11])
-                });
-                assert!(of_ranks.iter().all(|logits| *logits == one), "{name} {form} on {ranks} ranks");
+                let of_ranks = on_ranks(*ranks, on);
+                assert!(of_ranks.iter().all(|logits| *logits == one), "{name} {form:?} on {ranks} ranks");
             }
         }
     }

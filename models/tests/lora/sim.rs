@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use attention_kernels::{Dtype, KernelChoice, Needs, select};
 use device::{Device, Options};
+use linear::Arithmetic;
 use models::decoder::Form;
 use models::lora::{Adapter, AdapterLimits, adapter_slot_bytes};
 use models::{Decoder, GraphCount, Model, ModelConfig, ModelFiles, StepLimits, Weights, weight_bytes};
@@ -55,7 +56,8 @@ fn on_device(case: &Path, dtype: Dtype, limits: Option<AdapterLimits>, graphs: b
 
 impl OnDevice {
     fn set(&mut self, slot: usize, folder: Option<&PathBuf>) {
-        let adapter = folder.map(|folder| Arc::new(Adapter::read(folder, &self.decoder, &LIMITS).unwrap()));
+        let adapter =
+            folder.map(|folder| Arc::new(Adapter::read(folder, &self.decoder, &LIMITS, Arithmetic::Exact).unwrap()));
         self.loaded.model.set_adapter(slot, adapter).unwrap();
     }
 }

@@ -86,6 +86,11 @@ impl Pool {
         Ok(Pool { workers: Arc::new(workers) })
     }
 
+    /// A pool of the calling thread alone.
+    pub fn alone() -> Pool {
+        Pool { workers: Arc::new(Workers { handover: Arc::new(Handover::new(1)), threads: Vec::new() }) }
+    }
+
     /// Number of threads that compute, including the caller's.
     #[inline]
     pub fn threads(&self) -> usize {
