@@ -123,3 +123,17 @@ fn tiny_infinite_and_undefined_numbers_have_the_bits_of_the_definition() {
         check(&pool, &x, &packed(&pool, Arithmetic::Tiles, k, Dtype::Bf16, &dense), None, &format!("{tiny:e}"));
     }
 }
+
+#[test]
+fn a_group_that_is_not_whole_has_nothing_of_earlier_weights() {
+    let pool = Pool::alone();
+    for rows in [1, 40] {
+        let [before, after] = [(62, f32::INFINITY), (34, 1.5)]
+            .map(|(k, weight)| packed(&pool, Arithmetic::Tiles, k, Dtype::Bf16, &vec![weight; 40 * k]));
+        for isa in tile_isas() {
+            run(Some(isa), &pool, &vec![1.0; rows * 62], &before, None);
+            let found = run(Some(isa), &pool, &vec![1.0; rows * 34], &after, None);
+            assert!(found.iter().all(|sum| *sum == 51.0), "{isa}: {rows} rows");
+        }
+    }
+}
