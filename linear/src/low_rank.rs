@@ -202,6 +202,12 @@ impl LowRank {
         (parts * rank).next_multiple_of(LANES)
     }
 
+    /// Returns the most bytes of scratch memory that a thread keeps for layers of these inputs and outputs, for `parts` factors A of at
+    /// most this rank.
+    pub fn scratch_bytes(inputs: usize, outputs: usize, parts: usize, rank: usize) -> usize {
+        size_of::<f32>() * ROWS * (inputs + LowRank::most_width(parts, rank) + rank + outputs)
+    }
+
     /// Adds the products of at most [`ROWS`] rows.
     ///
     /// # Safety

@@ -39,7 +39,7 @@ fn run(
     model.reserve(&LIMITS).unwrap();
     let bytes = weight_bytes(decoder, weights, device.features(), &kernels).unwrap();
     assert_eq!(bytes.codes > 0, linear != "cuda.product", "{bytes:?}");
-    let planned = bytes.all + Model::step_bytes(device.features(), decoder, &kernels, &LIMITS);
+    let planned = bytes.all + Model::step_bytes(&*device, decoder, &kernels, &LIMITS);
     assert_allocated(&*device, planned, &format!("{linear} in {dtype}"));
     let mut caches = model.new_cache(LIMITS.num_blocks, LIMITS.block_size).unwrap();
     let mut logits = Vec::new();
@@ -199,7 +199,7 @@ fn long_chunks_are_multiplied_with_unpacked_weights_in_planned_memory() {
     let mut model = Model::load(&decoder, &weights, device.clone(), kernels, limits.max_rows, &nothing).unwrap();
     model.reserve(&limits).unwrap();
     let bytes = weight_bytes(&decoder, &weights, device.features(), &kernels).unwrap();
-    let step = |limits: &StepLimits| Model::step_bytes(device.features(), &decoder, &kernels, limits);
+    let step = |limits: &StepLimits| Model::step_bytes(&*device, &decoder, &kernels, limits);
     assert_allocated(&*device, bytes.all + step(&limits), "long chunks");
     let mut caches = model.new_cache(limits.num_blocks, limits.block_size).unwrap();
     let prompt: Vec<u32> = (0..265).map(|i| i * 7 % 500 + 3).collect();

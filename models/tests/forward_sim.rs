@@ -147,7 +147,7 @@ fn a_model_takes_the_planned_memory_and_no_step_allocates_any() {
         let scales = kv_scale_bytes(&decoder, &weights, true).unwrap();
         let scales = if kv_dtype.takes_scales() { scales } else { 0 };
         assert_eq!(scales == 0, !kv_dtype.takes_scales());
-        let step = Model::step_bytes(device.features(), &decoder, &kernels, &limits);
+        let step = Model::step_bytes(&*device, &decoder, &kernels, &limits);
         let planned = weight_bytes(&decoder, &weights, device.features(), &kernels).unwrap().all + step + scales;
         assert_allocated(&*device, planned, &format!("{case} in {dtype}"));
         let mut caches = model.new_cache(limits.num_blocks, limits.block_size).unwrap();

@@ -166,7 +166,7 @@ impl Plan {
                 true => sampler_limits(engine, decoder.vocab_size(), len).device_bytes() as u64,
                 false => 0,
             };
-            let step = |decoder, kernels| Model::step_bytes(features, decoder, kernels, &limits(rows, len, 0));
+            let step = |decoder, kernels| Model::step_bytes(&**device, decoder, kernels, &limits(rows, len, 0));
             let of_draft = draft.map_or(0, |draft| {
                 let states = Model::state_bytes(&draft.decoder, draft.kernels.format.dtype, engine.max_num_seqs);
                 step(&draft.decoder, &draft.kernels) + states

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use attention_kernels::{
-    Dtype, KernelError, KernelSet, LowRankArgs, LowRankFactors, LowRankRows, LowRankSlots, Mirror,
+    Dtype, KernelError, KernelSet, LowRankArgs, LowRankFactors, LowRankRows, LowRankSize, LowRankSlots, Mirror,
 };
 use device::{Buffer, Device, DeviceError, Features, Pinned};
 use linear::LowRank;
@@ -64,10 +64,16 @@ impl Factors {
 impl Adapters {
     /// Bytes of the buffers of steps of so many rows, not counting the slots
     /// ([`adapter_slot_bytes`](crate::lora::adapter_slot_bytes)).
-    pub fn bytes(decoder: &Decoder, features: Features, max_rows: usize) -> usize {
+    pub fn bytes(decoder: &Decoder, device: &dyn Device, max_rows: usize) -> usize {
         let Some(limits) = decoder.adapters else { return 0 };
+        let features = device.features();
         if !features.launches {
-            return 0;
+            let most = |of: fn(&LowRankSize) -> usize| {
+                adapter_sizes(decoder, &limits).flatten().map(|size| of(&size)).max().unwrap_or(0)
+            };
+            let (inputs, outputs, parts) = (most(|it| it.inputs), most(|it| it.outputs), most(|it| it.parts));
+            let of_thread = LowRank::scratch_bytes(inputs, outputs, parts, limits.rank);
+            return device.pool().threads() * of_thread;
         }
         Adapters::scratch_bytes(decoder, features, max_rows) + 2 * LowRankRows::bytes(max_rows, limits.slots)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use attention_kernels::{BlockCopyArgs, KernelError, KernelSet, KvCache, LinearScratch, Needs};
 use collective::Collective;
 use device::profile::Phase;
-use device::{Buffer, Device, Features};
+use device::{Buffer, Device};
 
 use super::adapters::Adapters;
 use super::blocks::Blocks;
@@ -71,12 +71,13 @@ pub type Observer = Box<dyn FnMut(usize, &[f32]) + Send>;
 impl Model {
     /// Bytes of all buffers of a step of this size, including the workspaces of attention ([`Model::reserve`]) but not those of
     /// products ([`Device::product_bytes`]) and the slots of adapters ([`adapter_slot_bytes`](crate::lora::adapter_slot_bytes)).
-    pub fn step_bytes(features: Features, decoder: &Decoder, kernels: &KernelSet, limits: &StepLimits) -> u64 {
+    pub fn step_bytes(device: &dyn Device, decoder: &Decoder, kernels: &KernelSet, limits: &StepLimits) -> u64 {
+        let features = device.features();
         let program = Program::new(decoder, kernels.linear.capabilities.takes_blocks);
         let sizes = |result_rows| {
             StepSizes::new(decoder, &program, kernels.format.dtype, limits.max_rows, result_rows).bytes() as u64
         };
-        let adapters = Adapters::bytes(decoder, features, limits.max_rows);
+        let adapters = Adapters::bytes(decoder, device, limits.max_rows);
         if features.launches {
             let views = PageLayout::new(decoder).views.len();
             let workspaces = views * limits.workspace(decoder.heads()).bytes();

@@ -46,7 +46,7 @@ fn on_device(case: &Path, dtype: Dtype, limits: Option<AdapterLimits>, graphs: b
     model.reserve(&STEP).unwrap();
     if limits.is_none() || !graphs {
         let planned = weight_bytes(&decoder, &weights, device.features(), &kernels).unwrap().all
-            + Model::step_bytes(device.features(), &decoder, &kernels, &STEP)
+            + Model::step_bytes(&*device, &decoder, &kernels, &STEP)
             + limits.map_or(0, |limits| adapter_slot_bytes(&decoder, &limits, dtype));
         assert_allocated(&*device, planned, dtype.name());
     }
