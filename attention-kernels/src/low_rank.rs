@@ -231,7 +231,7 @@ pub enum LowRankFactors<'a> {
         outputs: usize,
         /// The addition of a slot; `None`: it adds nothing to this layer.
         of: &'a (dyn Fn(u32) -> Option<&'a LowRank> + Sync),
-        /// The step's row that is the first of x and y.
+        /// The step's row that is the first of x and y. Rows of the step that these do not have are ignored.
         first: usize,
     },
     /// On a device that launches kernels, for all rows of the step.

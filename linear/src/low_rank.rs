@@ -288,11 +288,6 @@ impl AdapterRows {
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
-
-    /// Number of rows with an adapter.
-    pub fn len(&self) -> usize {
-        self.rows.len()
-    }
 }
 
 /// Operands of one product.

@@ -23,7 +23,7 @@ fn stored(dtype: Dtype, numbers: &[f32]) -> Vec<u8> {
 /// An adapter of a layer whose outputs are two parts, each with its own factors.
 struct Made {
     packed: LowRank,
-    /// Of each part: A, the scale, B.
+    /// One entry per part: A, the scale and B.
     parts: Vec<(PackedMatrix, f32, PackedMatrix)>,
 }
 

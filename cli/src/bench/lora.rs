@@ -50,7 +50,7 @@ type Module = (String, usize, usize);
 
 pub fn run(args: LoraArgs, mut config: EngineConfig) -> Result<(), CliError> {
     let results = Results::open("--output-json", args.output_json.as_deref())?;
-    // Prompts and decodes are timed apart, so they are not mixed.
+    // No step mixes prompts and decodes, because they are timed separately.
     config.itl_target = None;
     args.engine.fetch(&mut config)?;
     let prompts = Batch { prompts: args.batch_size, input_len: args.input_len, output_len: 1 };
