@@ -224,7 +224,7 @@ fn pairs<D: DotLanes, C: Cut>(task: &Task<'_, RowBlock>, groups: &mut [Group]) {
                 let first_group = range.start * BLOCK / format.group;
                 let end_group = (range.end * BLOCK).min(task.weights.k).div_ceil(format.group);
                 for (group, to) in (first_group..end_group).zip(groups.iter_mut()) {
-                    to.read::<Floats<D>>(task.weights, header, group * format.group);
+                    to.read::<Floats<D>>(task.weights, header, group);
                 }
                 let blocks = &Blocks { pair, range, lines, groups, codebook };
                 let mut row = first;

@@ -1,7 +1,7 @@
 //! Products of bfloat16 with stored weights in the arithmetic of tiles: a step of 16 to 128 inputs is a sum of products with the
 //! numbers that codes stand for, and is then multiplied with its scale ([`scaled_tiles`](crate::scaled_tiles)).
 //!
-//! One or two rows are multiplied with most codes by vectors, in the same bits, which takes less time than to unpack them to memory.
+//! One or two rows are multiplied by vectors, in the same bits, which takes less time than to unpack codes to memory.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -28,7 +28,7 @@ use crate::scaled_tiles::{Product, Tiles, Unpack};
 const FEW: usize = 2;
 
 /// Magnitudes of activations, apart from zero, with which no sum or product of a step is subnormal or infinite, so that vectors have the
-/// bits of tiles: numbers of codes are multiples of 2^-16, and vectors may multiply 2^24 times as much.
+/// bits of tiles: numbers of codes are multiples of 2^-16, and vectors may multiply 2^26 times as much.
 const SIMPLE: Range<f32> = f32::from_bits((127 - 97) << 23)..f32::from_bits((127 + 80) << 23);
 
 thread_local! {
@@ -49,9 +49,7 @@ pub(super) fn run(
     let tiles = panels.tiles().next_multiple_of(chain);
     let minima = format.has_minimum() || format.offset == Offset::ZeroPoint;
     let is_simple = |x: &f32| *x == 0.0 || SIMPLE.contains(&x.abs());
-    // Codes with a plane of one bit are faster looked up.
-    let takes_vectors = rows <= FEW && planes(format.codes.bits())[1] != 1;
-    if !takes_vectors || !x.iter().all(is_simple) {
+    if rows > FEW || !x.iter().all(is_simple) {
         let product = Product { weights: panels, rows, tiles, chain, minima, bias, out, n };
         return pair_tiles::run(processor, product, (x, panels.k), format.tile());
     }
@@ -129,30 +127,19 @@ fn rows<L: WithInts, C: Cut, const M: usize>(task: &Few<'_>) {
             let Group { scales, minima, .. } = &current.group;
             let (mut products, mut of_rows) = ([[L::splat(0.0); PAIR]; M], [0.0; M]);
             for tile in step..(step + chain).min(panels.tiles()) {
-                let of_panels = [panels.tile(pair, 0, tile), panels.tile(pair, 1, tile)];
-                // Sums of both panels do not wait for each other.
-                let (mut even, mut odd) = ([[L::splat(0.0); PAIR]; M], [[L::splat(0.0); PAIR]; M]);
-                for g in 0..width / 8 {
-                    // Half of the inputs of a line of 4 bits, so that shifts are constants.
-                    for half in 0..2 {
-                        for panel in 0..PAIR {
-                            let (lines, first) = of_panels[panel];
-                            let four = 2 * (first / 2 + g) + half;
-                            prefetch(lines[four * lines.len() / FOURS].0.as_ptr().wrapping_byte_add(AHEAD));
-                            let numbers = C::whole::<L>(lines, four, &codebook);
-                            for m in 0..M {
-                                let x = &x[m].0[tile * width + 4 * (2 * g + half)..][..4];
-                                even[m][panel] = L::Ints::fused(L::splat(x[0]), numbers[0], even[m][panel]);
-                                odd[m][panel] = L::Ints::fused(L::splat(x[1]), numbers[1], odd[m][panel]);
-                                even[m][panel] = L::Ints::fused(L::splat(x[2]), numbers[2], even[m][panel]);
-                                odd[m][panel] = L::Ints::fused(L::splat(x[3]), numbers[3], odd[m][panel]);
-                            }
-                        }
-                    }
+                let [(left, first), (right, _)] = [panels.tile(pair, 0, tile), panels.tile(pair, 1, tile)];
+                let (mut sums, from) = ([[[L::splat(0.0); 2]; PAIR]; M], tile * width);
+                if first == 0 {
+                    fours::<L, C, M, 0>([left, right], x.map(|x| &x.0[from..]), &codebook, &mut sums);
+                }
+                if 4 * first + width == BLOCK {
+                    let from = from + width - BLOCK / 2;
+                    fours::<L, C, M, { FOURS / 2 }>([left, right], x.map(|x| &x.0[from..]), &codebook, &mut sums);
                 }
                 for m in 0..M {
                     for panel in 0..PAIR {
-                        products[m][panel] = products[m][panel].add(even[m][panel].add(odd[m][panel]));
+                        let [even, odd] = sums[m][panel];
+                        products[m][panel] = products[m][panel].add(even.add(odd));
                     }
                 }
                 for m in 0..M {
@@ -173,6 +160,37 @@ fn rows<L: WithInts, C: Cut, const M: usize>(task: &Few<'_>) {
         }
         // SAFETY: the rows exist, and only this task writes these panels.
         unsafe { task.out.write_tile(0, [PAIR * pair, PAIR * pair + 1], acc, task.bias) };
+    }
+}
+
+/// Adds products with half of a block, from group of four inputs FIRST on, to the sums of even and of odd inputs.
+#[allow(clippy::needless_range_loop)] // as above
+#[inline(always)]
+fn fours<L: WithInts, C: Cut, const M: usize, const FIRST: usize>(
+    panels: [&[Line]; PAIR],
+    x: [&[f32]; M],
+    codebook: &Codebook,
+    sums: &mut [[[L; 2]; PAIR]; M],
+) {
+    let of_panels = panels.map(|lines| if C::LINES == 0 { lines } else { &lines[..C::LINES] });
+    for line in FIRST * C::LINES / FOURS..(FIRST + FOURS / 2) * C::LINES / FOURS {
+        for lines in of_panels {
+            prefetch(lines[line].0.as_ptr().wrapping_byte_add(AHEAD));
+        }
+    }
+    let x = x.map(|x| x[..BLOCK / 2].as_chunks::<4>().0);
+    for four in 0..FOURS / 2 {
+        // Sums of both panels do not wait for each other.
+        for panel in 0..PAIR {
+            let numbers = C::whole::<L>(of_panels[panel], FIRST + four, codebook);
+            for m in 0..M {
+                let (x, [even, odd]) = (&x[m][four], &mut sums[m][panel]);
+                *even = L::Ints::fused(L::splat(x[0]), numbers[0], *even);
+                *odd = L::Ints::fused(L::splat(x[1]), numbers[1], *odd);
+                *even = L::Ints::fused(L::splat(x[2]), numbers[2], *even);
+                *odd = L::Ints::fused(L::splat(x[3]), numbers[3], *odd);
+            }
+        }
     }
 }
 
@@ -217,9 +235,9 @@ fn unpack_steps<D: PairLanes, C: Cut>(
             let (lines, first) = panels.tile(*pair, panel, tile);
             let (codes, to) = (panels.format.codes, &mut to[panel].lines);
             match (panels.format.tile(), first) {
-                (BLOCK, _) => fours::<D, C, 0, 8>(codes, table, lines, to),
-                (_, 0) => fours::<D, C, 0, 4>(codes, table, lines, to),
-                _ => fours::<D, C, 4, 4>(codes, table, lines, to),
+                (BLOCK, _) => pairs::<D, C, 0, 8>(codes, table, lines, to),
+                (_, 0) => pairs::<D, C, 0, 4>(codes, table, lines, to),
+                _ => pairs::<D, C, 4, 4>(codes, table, lines, to),
             }
         }
     }
@@ -227,7 +245,7 @@ fn unpack_steps<D: PairLanes, C: Cut>(
 
 /// Unpacks COUNT groups of four inputs, the first of which is FIRST.
 #[inline(always)]
-fn fours<D: PairLanes, C: Cut, const FIRST: usize, const COUNT: usize>(
+fn pairs<D: PairLanes, C: Cut, const FIRST: usize, const COUNT: usize>(
     codes: Codes,
     table: D::Table,
     lines: &[Line],

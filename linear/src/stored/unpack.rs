@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use simd::int8::{IntLanes, OFFSET, WithInts};
+use simd::int8::{IntLanes, WithInts};
 use simd::pairs::PairLanes;
 use simd::small_float::{bf16_to_f32, f32_to_bf16};
 use simd::{LANES, Lanes, Pairs, prefetch};
@@ -21,6 +21,8 @@ pub(super) const AHEAD: usize = 4 << 10;
 
 /// How numbers come from the codes of a block.
 pub(super) trait Cut: 'static {
+    /// Lines of a panel in a block, or 0 where formats differ.
+    const LINES: usize;
     /// Whether the numbers lack the zero point that all groups have.
     const OFF: bool = false;
     /// What [`Cut::whole`] multiplies numbers with, a power of two.
@@ -41,8 +43,8 @@ pub(super) trait Cut: 'static {
 /// What codes stand for.
 pub(super) struct Codebook {
     codes: Codes,
-    /// Numbers of the first 16 codes.
-    table: [f32; LANES],
+    /// Numbers of the first 32 codes.
+    table: [[f32; LANES]; 2],
 }
 
 /// Integers in registers of the floats that go with pairs.
@@ -62,8 +64,8 @@ fn round(number: f32) -> f32 {
 
 impl Codebook {
     pub fn new(codes: Codes) -> Codebook {
-        let mut table = [0.0; LANES];
-        for (code, number) in table.iter_mut().enumerate() {
+        let mut table = [[0.0; LANES]; 2];
+        for (code, number) in table.as_flattened_mut().iter_mut().enumerate().take(1 << codes.bits()) {
             *number = codes.number(code as u8);
         }
         Codebook { codes, table }
@@ -72,7 +74,7 @@ impl Codebook {
     /// The numbers are rounded to bfloat16.
     pub fn in_bf16(codes: Codes) -> Codebook {
         let mut codebook = Codebook::new(codes);
-        codebook.table = codebook.table.map(round);
+        codebook.table = codebook.table.map(|numbers| numbers.map(round));
         codebook
     }
 }
@@ -81,8 +83,9 @@ impl Codebook {
 pub(super) struct Planes<const LOW: u32, const HIGH: u32>;
 
 impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
+    const LINES: usize = (LOW + HIGH) as usize;
     const OFF: bool = true;
-    const UNIT: f32 = if LOW == 8 { (1 << 24) as f32 } else { 1.0 };
+    const UNIT: f32 = if LOW + HIGH < 6 { 1.0 } else { (1u32 << (32 - LOW - HIGH)) as f32 };
     type Integers = Self;
     #[inline(always)]
     fn load<L: WithInts>(lines: &[Line], g: usize, _: &Codebook) -> [L; 4] {
@@ -92,11 +95,21 @@ impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
     }
     #[inline(always)]
     fn whole<L: WithInts>(lines: &[Line], g: usize, codebook: &Codebook) -> [L; 4] {
-        let (codes, zero) = (codes::<L::Ints, LOW, HIGH>(lines, g), L::splat(-codebook.codes.zero() as f32));
-        let (byte, high, unit) = (L::Ints::byte, L::Ints::high_byte, L::splat(Self::UNIT));
-        if LOW == 8 && codebook.codes.zero() == i32::from(OFFSET) {
-            return [high(codes, 0), high(codes, 1), high(codes, 2), high(codes, 3)];
+        let (codes, zero) = (codes::<L::Ints, LOW, HIGH>(lines, g), codebook.codes.zero());
+        if LOW + HIGH < 6 {
+            let (number, table) = (L::Ints::number, &codebook.table);
+            return [
+                number(codes, 0, table),
+                number(codes, 1, table),
+                number(codes, 2, table),
+                number(codes, 3, table),
+            ];
         }
+        if zero == 1 << (LOW + HIGH - 1) {
+            let (high, bits) = (L::Ints::high_byte, LOW + HIGH);
+            return [high(codes, 0, bits), high(codes, 1, bits), high(codes, 2, bits), high(codes, 3, bits)];
+        }
+        let (byte, zero, unit) = (L::Ints::byte, L::splat(-zero as f32), L::splat(Self::UNIT));
         let [a, b, c, d] = [byte(codes, 0), byte(codes, 1), byte(codes, 2), byte(codes, 3)];
         [a.add(zero).mul(unit), b.add(zero).mul(unit), c.add(zero).mul(unit), d.add(zero).mul(unit)]
     }
@@ -118,15 +131,16 @@ impl<const LOW: u32, const HIGH: u32> Cut for Planes<LOW, HIGH> {
 pub(super) struct Table;
 
 impl Cut for Table {
+    const LINES: usize = 4;
     type Integers = Planes<4, 0>;
     #[inline(always)]
     fn load<L: WithInts>(lines: &[Line], g: usize, Codebook { table, .. }: &Codebook) -> [L; 4] {
         let (words, shift, look_up) = (&lines[g / 2].0, g as u32 % 2 * 4, L::lookup_floats);
         [
-            look_up(words, shift, table),
-            look_up(words, shift + 8, table),
-            look_up(words, shift + 16, table),
-            look_up(words, shift + 24, table),
+            look_up(words, shift, &table[0]),
+            look_up(words, shift + 8, &table[0]),
+            look_up(words, shift + 16, &table[0]),
+            look_up(words, shift + 24, &table[0]),
         ]
     }
     #[inline(always)]
@@ -139,6 +153,7 @@ impl Cut for Table {
 pub(super) struct E4m3;
 
 impl Cut for E4m3 {
+    const LINES: usize = 8;
     type Integers = Self;
     #[inline(always)]
     fn load<L: WithInts>(lines: &[Line], g: usize, _: &Codebook) -> [L; 4] {
@@ -147,7 +162,7 @@ impl Cut for E4m3 {
     }
     #[inline(always)]
     fn pairs<D: PairLanes>(codes: Codes, _: D::Table, lines: &[Line], g: usize, to: &mut [Pairs; 2]) {
-        join::<D>(Self::load(lines, g, &Codebook { codes, table: [0.0; LANES] }), 0.0, to);
+        join::<D>(Self::load(lines, g, &Codebook { codes, table: [[0.0; LANES]; 2] }), 0.0, to);
     }
 }
 
@@ -155,6 +170,7 @@ impl Cut for E4m3 {
 pub(super) struct Any;
 
 impl Cut for Any {
+    const LINES: usize = 0;
     type Integers = Self;
     #[inline(always)]
     fn load<L: WithInts>(lines: &[Line], g: usize, &Codebook { codes, .. }: &Codebook) -> [L; 4] {
@@ -167,7 +183,7 @@ impl Cut for Any {
     }
     #[inline(always)]
     fn pairs<D: PairLanes>(codes: Codes, _: D::Table, lines: &[Line], g: usize, to: &mut [Pairs; 2]) {
-        join::<D>(Self::whole(lines, g, &Codebook { codes, table: [0.0; LANES] }), 0.0, to);
+        join::<D>(Self::whole(lines, g, &Codebook { codes, table: [[0.0; LANES]; 2] }), 0.0, to);
     }
 }
 
@@ -234,7 +250,7 @@ pub(super) fn unpack<L: WithInts, C: Cut>(
         }
         let lines = lines.split_at(layout.block);
         for first in (0..FOURS).step_by(part) {
-            group.read::<L>(panels, header, block * BLOCK + first * 4);
+            group.read::<L>(panels, header, (block * BLOCK + first * 4) / format.group);
             for g in first..first + part {
                 for (panel, lines) in [lines.0, lines.1].into_iter().enumerate() {
                     let mut weights = C::load::<L>(lines, g, &codebook);

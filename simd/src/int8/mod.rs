@@ -158,8 +158,16 @@ pub trait IntLanes: Copy {
     fn look_up(codes: Self::Weights, table: &[u8; 16]) -> Self::Weights;
     /// Converts byte `i` of each four codes to a float.
     fn byte(codes: Self::Weights, i: usize) -> Self::Floats;
-    /// Converts byte `i` of each four codes, without their [`OFFSET`], to a float, times 2²⁴.
-    fn high_byte(codes: Self::Weights, i: usize) -> Self::Floats;
+    /// Subtracts 2^(width − 1) from byte `i` of each four codes of `width` bits, and converts it to a float, times 2^(32 − width).
+    fn high_byte(codes: Self::Weights, i: usize, width: u32) -> Self::Floats;
+    /// Looks byte `i` of each four codes up in a table of 32 numbers.
+    #[inline(always)]
+    fn number(codes: Self::Weights, i: usize, table: &[[f32; LANES]; 2]) -> Self::Floats {
+        let mut bytes = [0; GROUP];
+        Self::store(codes, &mut bytes);
+        let number = |lane: usize| table.as_flattened()[usize::from(bytes[4 * lane + i]) % (2 * LANES)];
+        Self::Floats::load(&std::array::from_fn(number))
+    }
     /// Converts the sums to floats; exact below 2²⁴.
     fn to_floats(self) -> Self::Floats;
     /// Returns `self * scale + sum`, rounded once.

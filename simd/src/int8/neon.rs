@@ -68,10 +68,11 @@ impl IntLanes for [int32x4_t; 4] {
         }))
     }
     #[inline(always)]
-    fn high_byte(codes: [int8x16_t; 4], i: usize) -> Neon {
+    fn high_byte(codes: [int8x16_t; 4], i: usize, width: u32) -> Neon {
         // SAFETY: every aarch64 CPU has NEON.
         Neon(codes.map(|codes| unsafe {
-            let signed = veorq_u32(vreinterpretq_u32_s8(codes), vdupq_n_u32(u32::from_le_bytes([OFFSET; 4])));
+            let codes = vshlq_u32(vreinterpretq_u32_s8(codes), vdupq_n_s32(8 - width as i32));
+            let signed = veorq_u32(codes, vdupq_n_u32(u32::from_le_bytes([OFFSET; 4])));
             let high = vandq_u32(vshlq_u32(signed, vdupq_n_s32(24 - 8 * i as i32)), vdupq_n_u32(0xff00_0000));
             vcvtq_f32_s32(vreinterpretq_s32_u32(high))
         }))

@@ -44,8 +44,8 @@ impl<const FUSED: bool> IntLanes for Ints<FUSED> {
         Portable(std::array::from_fn(|lane| f32::from(codes[4 * lane + i])))
     }
     #[inline(always)]
-    fn high_byte(codes: [u8; GROUP], i: usize) -> Portable<FUSED> {
-        let number = |code: u8| f32::from(code.wrapping_sub(OFFSET) as i8);
+    fn high_byte(codes: [u8; GROUP], i: usize, width: u32) -> Portable<FUSED> {
+        let number = |code: u8| f32::from((code << (8 - width)).wrapping_sub(OFFSET) as i8);
         Portable(std::array::from_fn(|lane| number(codes[4 * lane + i]) * (1 << 24) as f32))
     }
     #[inline(always)]

@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 
 use super::super::x86::halves;
-use super::super::{Avx2, Avx512};
+use super::super::{Avx2, Avx512, LANES};
 use super::{DotLanes, GROUP, IntLanes, OFFSET, WithInts};
 
 /// Sums in one 512-bit register.
@@ -67,14 +67,24 @@ impl IntLanes for __m512i {
         }
     }
     #[inline(always)]
-    fn high_byte(codes: __m512i, i: usize) -> Avx512 {
+    fn high_byte(codes: __m512i, i: usize, width: u32) -> Avx512 {
         // SAFETY: see the module.
         unsafe {
+            let codes = _mm512_sll_epi32(codes, _mm_cvtsi32_si128(8 - width as i32));
             // Byte i of each word, with zeros below it.
             let order = _mm512_set4_epi32(0x0c80_8080, 0x0880_8080, 0x0480_8080, 0x0080_8080);
             let order = _mm512_add_epi32(order, _mm512_set1_epi32((i as i32) << 24));
             let signed = _mm512_xor_si512(codes, _mm512_set1_epi8(OFFSET as i8));
             Avx512(_mm512_cvtepi32_ps(_mm512_shuffle_epi8(signed, order)))
+        }
+    }
+    #[inline(always)]
+    fn number(codes: __m512i, i: usize, [low, high]: &[[f32; LANES]; 2]) -> Avx512 {
+        // SAFETY: see the module; both halves of the table are 64 bytes long. A lookup takes the lowest 5 bits of each index.
+        unsafe {
+            let (low, high) = (_mm512_loadu_ps(low.as_ptr()), _mm512_loadu_ps(high.as_ptr()));
+            let indices = _mm512_srl_epi32(codes, _mm_cvtsi32_si128(8 * i as i32));
+            Avx512(_mm512_permutex2var_ps(low, indices, high))
         }
     }
     #[inline(always)]
@@ -151,13 +161,14 @@ impl IntLanes for Halves {
         }
     }
     #[inline(always)]
-    fn high_byte(codes: Halves, i: usize) -> Avx2 {
+    fn high_byte(codes: Halves, i: usize, width: u32) -> Avx2 {
         // SAFETY: see the module.
         unsafe {
-            let (shift, mask) = (_mm_cvtsi32_si128(24 - 8 * i as i32), _mm256_set1_epi32(0xff00_0000_u32 as i32));
-            let offset = _mm256_set1_epi8(OFFSET as i8);
+            let (up, shift) = (_mm_cvtsi32_si128(8 - width as i32), _mm_cvtsi32_si128(24 - 8 * i as i32));
+            let (offset, mask) = (_mm256_set1_epi8(OFFSET as i8), _mm256_set1_epi32(0xff00_0000_u32 as i32));
             let Halves(a, b) = codes;
-            let high = |v| _mm256_and_si256(_mm256_sll_epi32(_mm256_xor_si256(v, offset), shift), mask);
+            let signed = |v| _mm256_xor_si256(_mm256_sll_epi32(v, up), offset);
+            let high = |v| _mm256_and_si256(_mm256_sll_epi32(signed(v), shift), mask);
             halves!(Avx2, |v| _mm256_cvtepi32_ps(high(v)), a, b)
         }
     }
