@@ -172,7 +172,7 @@ pub struct PlanArgs {
     pub decoder: bool,
     /// Also print how fast the model is about and at most, and flags that help
     ///
-    /// On a CPU products like those of the model are timed, which takes a second or two; those of a quantised checkpoint are not. The
+    /// On a CPU products like those of the model are timed, which takes a few seconds. The
     /// bounds follow from the peak rates of this machine, whose measurement takes another second. Of a hub id they are printed in any
     /// case.
     #[arg(long)]

@@ -63,9 +63,9 @@ pub use checkpoint::{
 pub use decoder::Decoder;
 pub use families::{Eagle3, ModelConfig, Supported, supported};
 pub use forward::{
-    Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, Model, Observer, PageLayout, Progress, StageError, States,
-    StepLimits, WeightBytes, check_weights, checkpoint_dtype, draft_graph_sizes, graph_sizes, head_tokens,
-    in_stored_forms, kernels, kv_scale_bytes, layers_with_kv_scales, load_matrix, most_drawn_rows, partition,
-    weight_bytes, weight_bytes_beside,
+    Fill, ForwardBatch, GraphCount, GroupBatch, LOGIT_ROWS, MatrixOutline, Model, Observer, PageLayout, Progress,
+    StageError, States, StepLimits, WeightBytes, check_weights, checkpoint_dtype, draft_graph_sizes, graph_sizes,
+    head_tokens, in_stored_forms, kernels, kv_scale_bytes, layers_with_kv_scales, load_matrix, most_drawn_rows,
+    partition, weight_bytes, weight_bytes_beside,
 };
 pub use pooling::{Dimensions, Pooler, Pooling, ScoreFunction, Task};

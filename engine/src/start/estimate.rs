@@ -5,17 +5,16 @@
 //! seconds of a prompt = operations / rate of many-row products + attention
 //! ```
 //!
-//! The products have the shape, the storage form and the arithmetic of the largest linear layers of the model, and together the size of
-//! its weights, so that a model that fits the caches is timed in them. What is not timed (norms, rotations, sampling) is little beside
+//! The products have the shapes, the storage forms and the arithmetic of the linear layers of the model in the same proportions, and together
+//! the size of its weights, so that a model that fits the caches is timed in them. What is not timed (norms, rotations, sampling) is little beside
 //! them in models of a hundred million parameters and more, and much in smaller ones.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use device::Dtype;
-use linear::{Arithmetic, Gemm, Matrix, Purpose, Rows, Uploader, WeightRows, gemm};
-use models::decoder::Form;
+use linear::{Arithmetic, Gemm, Matrix, Rows, Uploader, gemm};
+use models::MatrixOutline;
 use simd::{Isa, Pool};
 
 use super::open::Opened;
@@ -23,11 +22,11 @@ use super::roofline::Roofline;
 use crate::error::EngineError;
 
 /// Most bytes of weights for the measurement: several times the last-level cache of most machines.
-const MOST_BYTES: u64 = 256 << 20;
+const MOST_BYTES: f64 = (256 << 20) as f64;
 /// Rows of the product that stands for a prompt.
 const ROWS: usize = 256;
 /// Shortest time of all passes of a measurement.
-const AT_LEAST: Duration = Duration::from_millis(300);
+const AT_LEAST: Duration = Duration::from_millis(150);
 /// Parallel loops of a layer besides its products: norms, rotation and cache, attention, activation.
 const LOOPS_OF_LAYER: f64 = 5.0;
 /// Shares of the peak at which attention to a prompt multiplies: in vectors, of 1,024 tokens on Zen 5; on tiles, of 8,064 tokens on
@@ -52,51 +51,53 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Times products like those of an opened model whose weights take `weight_bytes`. `None` if it has none, or if its checkpoint is
-    /// quantised.
-    pub(super) fn measure(opened: &Opened, weight_bytes: u64) -> Result<Option<Estimate>, EngineError> {
+    /// Times products like those of an opened model; `None` if it has none.
+    pub(super) fn measure(opened: &Opened) -> Result<Option<Estimate>, EngineError> {
         let (decoder, pool) = (&opened.config.decoder, opened.device.pool());
-        let mut sizes: HashMap<[usize; 2], (usize, Form)> = HashMap::new();
+        let (arithmetic, isa) = (opened.kernels.arithmetic, opened.kernels.linear.capabilities.isa);
         let of_experts = decoder.experts().flat_map(|experts| &experts.experts);
         let of_experts = of_experts.flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
-        for linear in decoder.branches().flat_map(|branch| branch.mixer.linears()).chain(of_experts) {
-            sizes.entry([linear.rows(), linear.inputs]).or_insert((0, linear.form)).0 += 1;
+        let in_layers = decoder.branches().flat_map(|branch| branch.mixer.linears()).chain(of_experts);
+        // How many matrices have each shape and size.
+        let mut kinds = BTreeMap::new();
+        for linear in in_layers {
+            let outline = MatrixOutline::of(&[linear], &opened.weights)?;
+            let [n, k] = outline.shape();
+            kinds.entry([n, k, outline.packed_bytes(arithmetic)]).or_insert((0.0, outline)).0 += 1.0;
         }
-        let largest = sizes.iter().max_by_key(|([n, k], (count, _))| (count * n * k, *n, *k));
-        let Some((&[n, k], &(_, form))) = largest.filter(|([n, k], _)| n * k > 0) else { return Ok(None) };
-        let products = sizes.values().map(|(count, _)| *count).sum::<usize>() as f64;
-        let bits = weight_bytes as f64 * 8.0 / decoder.num_parameters().max(1) as f64;
-        let quantization = match form {
-            Form::Dense => None,
-            Form::Quantized(quantization) => Some(quantization),
-            // Products of a checkpoint's codes have other speeds than those of our own forms.
-            Form::Stored { .. } => return Ok(None),
-        };
-        let dtype = if bits > 24.0 { Dtype::F32 } else { Dtype::Bf16 };
-        let row: Vec<f32> = (0..k).map(|i| ((i * 37 + 11) % 64) as f32 / 64.0 - 0.5).collect();
-        let mut numbers = vec![0; n * k * dtype.bytes()];
-        let bytes_of_row: Vec<u8> = row.iter().flat_map(|x| x.to_le_bytes()).collect();
-        numbers.chunks_mut(k * dtype.bytes()).for_each(|to| dtype.convert(Dtype::F32, &bytes_of_row, to));
-        let mut uploader = Uploader::new(&*opened.device)?.with_arithmetic(opened.kernels.arithmetic);
-        let mut matrices: Vec<Matrix> = Vec::new();
-        while matrices.iter().map(|matrix| matrix.bytes() as u64).sum::<u64>() < weight_bytes.min(MOST_BYTES) {
-            let parts = [WeightRows::Numbers(dtype, &numbers)];
-            matrices.push(uploader.matrix(quantization, dtype, [n, k], &parts, Purpose::Product)?);
+        let output = decoder.head.linear.as_ref().unwrap_or(&decoder.embedding.tokens);
+        let output = MatrixOutline::of(&[output], &opened.weights)?;
+        let kinds: Vec<_> = kinds.into_values().chain([(1.0, output)]).collect();
+        let bytes = kinds.iter().map(|(count, kind)| count * kind.packed_bytes(arithmetic) as f64).sum::<f64>();
+        let share = (MOST_BYTES / bytes).min(1.0);
+        let mut uploader = Uploader::new(&*opened.device)?.with_arithmetic(arithmetic);
+        let (mut samples, mut operations, mut seconds) = (Vec::new(), 0.0, 0.0);
+        for (index, (count, kind)) in kinds.iter().enumerate() {
+            let [n, k] = kind.shape();
+            let first = samples.len();
+            for _ in 0..(count * share).round().max(1.0) as usize {
+                let (matrix, n) = kind.zeros((count * share).min(1.0), &mut uploader, opened.dtype)?;
+                samples.push(Sample { matrix, shape: [n, k] });
+            }
+            if index + 1 < kinds.len() {
+                operations += count * (2 * n * k) as f64;
+                let sample = &samples[first..][..1];
+                seconds +=
+                    count * time((isa, pool), sample, ROWS)? / ROWS as f64 * n as f64 / sample[0].shape[0] as f64;
+            }
         }
-        let bytes = matrices.iter().map(Matrix::bytes).sum::<usize>() as f64;
-        let x: Vec<f32> = row.iter().copied().cycle().take(ROWS * k).collect();
-        let mut y = vec![0.0; ROWS * n];
-        let one = time(pool, &matrices, &x[..k], &mut y[..n])?;
-        let many = time(pool, &matrices[..1], &x, &mut y)?;
-        let loops = products + LOOPS_OF_LAYER * decoder.layers.len() as f64;
+        if operations == 0.0 {
+            return Ok(None);
+        }
+        let bytes = samples.iter().map(|sample| sample.matrix.bytes()).sum::<usize>() as f64;
         let attention = decoder.attention().map(|attention| 4.0 * attention.heads.query_width() as f64).sum();
         Ok(Some(Estimate {
-            row_read: bytes / one,
-            rows_peak: 2.0 * (ROWS * n * k) as f64 / many,
+            row_read: bytes / time((isa, pool), &samples, 1)?,
+            rows_peak: operations / seconds,
             // The measured times of the products contain the starts of their own loops.
-            start_seconds: (loops - products) * start_of_loop(pool),
+            start_seconds: LOOPS_OF_LAYER * decoder.layers.len() as f64 * start_of_loop(pool),
             attention_operations: attention,
-            attention_rate: attention_rate(pool, opened.kernels.arithmetic),
+            attention_rate: attention_rate(pool, arithmetic),
         }))
     }
 
@@ -116,14 +117,27 @@ impl Estimate {
     }
 }
 
-/// Seconds of the median pass of the products of `x` with all matrices.
-fn time(pool: &Pool, matrices: &[Matrix], x: &[f32], y: &mut [f32]) -> Result<f64, EngineError> {
-    let hosts = matrices.iter().map(Matrix::host).collect::<Result<Vec<_>, _>>()?;
+/// A matrix like one of the model.
+struct Sample {
+    matrix: Matrix,
+    /// Rows and inputs.
+    shape: [usize; 2],
+}
+
+/// Seconds of the median pass of products with all samples.
+fn time((isa, pool): (Isa, &Pool), samples: &[Sample], rows: usize) -> Result<f64, EngineError> {
+    let most = |which: fn(&Sample) -> usize| samples.iter().map(which).max().unwrap_or(0);
+    let x: Vec<f32> =
+        (0..rows * most(|sample| sample.shape[1])).map(|i| ((i * 37 + 11) % 64) as f32 / 64.0 - 0.5).collect();
+    let mut y = vec![0.0; rows * most(|sample| sample.shape[0])];
+    let hosts = samples.iter().map(|sample| Ok((sample.matrix.host()?, sample.shape)));
+    let hosts = hosts.collect::<Result<Vec<_>, EngineError>>()?;
     Ok(usual(|| {
-        for weights in &hosts {
-            gemm(Isa::best(), pool, Gemm { x: Rows::Numbers(x), weights, bias: None, y: &mut *y });
+        for (weights, [n, k]) in &hosts {
+            let (x, y) = (Rows::Numbers(&x[..rows * k]), &mut y[..rows * n]);
+            gemm(isa, pool, Gemm { x, weights, bias: None, y });
         }
-        black_box(&*y);
+        black_box(&y);
     }))
 }
 

@@ -86,7 +86,7 @@ impl Roofline {
         Ok((Roofline::of(&opened, &plan, read, peak), Arc::clone(&opened.device)))
     }
 
-    /// Like [`Roofline::measure`], and on a CPU also times products like those of the model, which takes another second.
+    /// Like [`Roofline::measure`], and on a CPU also times products like those of the model, which takes a few seconds.
     ///
     /// # Errors
     /// The errors of [`plan`](crate::plan).
@@ -95,7 +95,7 @@ impl Roofline {
         if device.name() != "cpu" {
             return Ok((roofline, None));
         }
-        Ok((roofline, Estimate::measure(&open(engine)?, roofline.weight_bytes)?))
+        Ok((roofline, Estimate::measure(&open(engine)?)?))
     }
 
     /// The plan and the lower bounds for a GPU that is not here, with this much memory, bytes read per second, and operations per second

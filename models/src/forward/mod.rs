@@ -13,7 +13,7 @@
 //! | [`op`], [`program`] | the [`Decoder`](crate::Decoder) as a sequence of operations over registers, and the rewrites that merge some |
 //! | [`pass`]; [`row_ops`], [`blocks`] | the interpreter: products and attention by the registry's kernels, the rest by [`ops::LayerOps`]; operations on single rows, and on blocks of rows by each thread of a CPU |
 //! | [`ops`]; [`cpu`], [`rows`], [`routing`], [`recurrent`], [`streams`], [`chosen`], [`values`]; [`launched`], [`launched_both`], [`launched_chosen`], [`launched_experts`], [`launched_latent`], [`launched_recurrent`], [`launched_streams`], [`kernels`] | layer operations; on the CPU; on devices that launch kernels, and those kernels |
-//! | [`model`], [`linear`], [`loaded`], [`scales`], [`weight_bytes`] | loading |
+//! | [`model`], [`linear`], [`loaded`], [`scales`], [`outline`], [`weight_bytes`] | loading |
 //! | [`step`], [`groups`] | memory: buffers of a step, groups of layers that share pages |
 //! | [`adapters`] | LoRA adapters of the rows of a step |
 //! | [`ranks`], [`stages`] | the exchange of rows between ranks; the stages of a pipeline |
@@ -53,6 +53,7 @@ mod loaded;
 mod model;
 mod op;
 mod ops;
+mod outline;
 mod pass;
 mod predictor;
 mod program;
@@ -75,6 +76,7 @@ pub use graph_sizes::{GraphCount, draft_graph_sizes, graph_sizes};
 pub use groups::PageLayout;
 pub use linear::{Progress, check_weights, checkpoint_dtype, in_stored_forms, load_matrix};
 pub use model::{Model, Observer};
+pub use outline::MatrixOutline;
 pub use predictor::head_tokens;
 pub use scales::{kv_scale_bytes, layers_with_kv_scales};
 pub use stages::{StageError, partition};

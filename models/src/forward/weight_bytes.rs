@@ -2,11 +2,11 @@
 
 use attention_kernels::{Dtype, KernelSet, Rewritten, ScratchSizes, slices};
 use device::{FactorType, Features};
-use linear::{PackedMatrix, PartForm, Purpose, Tiles};
+use linear::{Purpose, Tiles};
 
 use super::key_offsets;
 use super::linear::{shared, stack_of};
-use crate::checkpoint::quantized;
+use super::outline::MatrixOutline;
 use crate::decoder::{self, Decoder, Form};
 use crate::{LoadError, Weights};
 
@@ -70,35 +70,20 @@ pub fn weight_bytes_beside(
     });
     let mut found = WeightBytes::default();
     for (linears, purpose) in single.chain(heads).chain(experts) {
-        let (mut modules, mut biases) = (Vec::new(), 0);
-        for linear in &linears {
-            for part in linear.parts.iter().map(|part| weights.stored_part(part)) {
-                let module = quantized::find(weights, &part, linear.inputs)?;
-                let dtype = match module {
-                    Some(_) => Dtype::F32,
-                    None => weights.expect(&part.weight(), &part.pick.shape(linear.inputs))?.dtype,
-                };
-                modules.push((part.rows, dtype, module.filter(|module| module.in_rows)));
-            }
-            biases += if linear.bias { linear.rows() * dtype.bytes() } else { 0 };
-        }
         let Some(first) = linears.first() else { continue };
-        let mut parts = Vec::new();
-        for (rows, dtype, module) in &modules {
-            let form = module.as_ref().map_or(PartForm::Numbers(*dtype), |module| PartForm::Stored(module.part()));
-            parts.push((*rows, form));
-        }
-        let (k, quantization) = (first.inputs, first.form.quantization());
+        let biases = linears.iter().filter(|linear| linear.bias).map(|linear| linear.rows() * dtype.bytes());
+        let outline = MatrixOutline::of(&linears, weights)?;
+        let ([_, k], quantization, parts) = (outline.shape(), first.form.quantization(), outline.forms());
         let purpose = if kernels.linear.capabilities.takes_codes { purpose } else { Purpose::Numbers };
         let codes = match features.packs_matrices {
-            true => Some(PackedMatrix::packed_bytes(kernels.arithmetic, k, quantization, &parts)),
+            true => Some(outline.packed_bytes(kernels.arithmetic)),
             false => Tiles::stored_bytes(features, purpose, dtype, k, quantization, &parts),
         };
         let matrix = codes.unwrap_or_else(|| parts.iter().map(|(rows, _)| rows).sum::<usize>() * k * dtype.bytes());
         if first.form != Form::Dense {
             *(if codes.is_some() { &mut found.codes } else { &mut found.unpacked }) += matrix as u64;
         }
-        bytes += matrix + biases;
+        bytes += matrix + biases.sum::<usize>();
     }
     found.all = bytes as u64;
     Ok(found)
