@@ -305,12 +305,19 @@ fn predicted_speeds_stand_beside_measured_ones() {
             assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
             serde_json::from_slice(&output.stdout).unwrap()
         };
-        let plan = quire(&["plan", "--speed", "--json"])["speed"].clone();
-        let run = ["bench", "latency", "--batch-size", "1", "--num-iters", "3", "--output-json", "-"];
-        let run = quire(&[&run[..], &["--input-len", &length, "--output-len", tokens]].concat());
-        let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{plan} {run}"));
-        let predicted = [number(&plan["tokens_per_second"]), PROMPT as f64 / number(&plan["seconds_to_first_token"])];
-        let measured = [number(&run["decode_tokens_per_second"]), number(&run["prefill_tokens_per_second"])];
+        let (mut predicted, mut measured) = ([0.0f64; 2], [0.0f64; 2]);
+        // The best of three: other load slows single runs to half.
+        for _ in 0..if testkit::everything() { 3 } else { 1 } {
+            let plan = quire(&["plan", "--speed", "--json"])["speed"].clone();
+            let run = ["bench", "latency", "--batch-size", "1", "--num-iters", "3", "--output-json", "-"];
+            let run = quire(&[&run[..], &["--input-len", &length, "--output-len", tokens]].concat());
+            let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{plan} {run}"));
+            let first = PROMPT as f64 / number(&plan["seconds_to_first_token"]);
+            let best = |best: [f64; 2], [decode, prefill]: [f64; 2]| [best[0].max(decode), best[1].max(prefill)];
+            predicted = best(predicted, [number(&plan["tokens_per_second"]), first]);
+            let run = ["decode_tokens_per_second", "prefill_tokens_per_second"].map(|rate| number(&run[rate]));
+            measured = best(measured, run);
+        }
         for (what, (predicted, measured)) in ["decode", "prefill"].into_iter().zip(predicted.into_iter().zip(measured))
         {
             println!("{form:?} {what}: {predicted:.1} tokens/s predicted, {measured:.1} measured");
