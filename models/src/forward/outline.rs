@@ -72,7 +72,7 @@ impl<'w> MatrixOutline<'w> {
         PackedMatrix::packed_bytes(arithmetic, self.inputs, self.quantization, &self.forms())
     }
 
-    /// A matrix of zeros in this form, for measurements. It has `share` of the rows of each part, at least one.
+    /// Returns a matrix of zeros in this form, for measurements, and its rows: `share` of those of each part, at least one.
     ///
     /// # Errors
     /// Those of [`Uploader::matrix`].
