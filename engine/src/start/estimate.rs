@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use linear::{Arithmetic, Gemm, Matrix, Rows, Uploader, gemm};
+use linear::{Arithmetic, Gemm, Matrix, PackedMatrix, Rows, Uploader, gemm};
 use models::MatrixOutline;
 use simd::{Isa, Pool};
 
@@ -76,20 +76,19 @@ impl Estimate {
             let [n, k] = kind.shape();
             let first = samples.len();
             for _ in 0..(count * share).round().max(1.0) as usize {
-                let (matrix, n) = kind.zeros((count * share).min(1.0), &mut uploader, opened.dtype)?;
-                samples.push(Sample { matrix, shape: [n, k] });
+                samples.push(kind.zeros((count * share).min(1.0), &mut uploader, opened.dtype)?);
             }
             if index + 1 < kinds.len() {
                 operations += count * (2 * n * k) as f64;
                 let sample = &samples[first..][..1];
-                seconds +=
-                    count * time((isa, pool), sample, ROWS)? / ROWS as f64 * n as f64 / sample[0].shape[0] as f64;
+                let rows = sample[0].host()?.n() as f64;
+                seconds += count * time((isa, pool), sample, ROWS)? / ROWS as f64 * n as f64 / rows;
             }
         }
         if operations == 0.0 {
             return Ok(None);
         }
-        let bytes = samples.iter().map(|sample| sample.matrix.bytes()).sum::<usize>() as f64;
+        let bytes = samples.iter().map(Matrix::bytes).sum::<usize>() as f64;
         let attention = decoder.attention().map(|attention| 4.0 * attention.heads.query_width() as f64).sum();
         Ok(Some(Estimate {
             row_read: bytes / time((isa, pool), &samples, 1)?,
@@ -117,24 +116,15 @@ impl Estimate {
     }
 }
 
-/// A matrix like one of the model.
-struct Sample {
-    matrix: Matrix,
-    /// Rows and inputs.
-    shape: [usize; 2],
-}
-
 /// Seconds of the median pass of products with all samples.
-fn time((isa, pool): (Isa, &Pool), samples: &[Sample], rows: usize) -> Result<f64, EngineError> {
-    let most = |which: fn(&Sample) -> usize| samples.iter().map(which).max().unwrap_or(0);
-    let x: Vec<f32> =
-        (0..rows * most(|sample| sample.shape[1])).map(|i| ((i * 37 + 11) % 64) as f32 / 64.0 - 0.5).collect();
-    let mut y = vec![0.0; rows * most(|sample| sample.shape[0])];
-    let hosts = samples.iter().map(|sample| Ok((sample.matrix.host()?, sample.shape)));
-    let hosts = hosts.collect::<Result<Vec<_>, EngineError>>()?;
+fn time((isa, pool): (Isa, &Pool), samples: &[Matrix], rows: usize) -> Result<f64, EngineError> {
+    let samples = samples.iter().map(Matrix::host).collect::<Result<Vec<_>, _>>()?;
+    let most = |size: fn(&PackedMatrix) -> usize| samples.iter().map(|sample| size(sample)).max().unwrap_or(0);
+    let x: Vec<f32> = (0..rows * most(PackedMatrix::k)).map(|i| ((i * 37 + 11) % 64) as f32 / 64.0 - 0.5).collect();
+    let mut y = vec![0.0; rows * most(PackedMatrix::n)];
     Ok(usual(|| {
-        for (weights, [n, k]) in &hosts {
-            let (x, y) = (Rows::Numbers(&x[..rows * k]), &mut y[..rows * n]);
+        for weights in &samples {
+            let (x, y) = (Rows::Numbers(&x[..rows * weights.k()]), &mut y[..rows * weights.n()]);
             gemm(isa, pool, Gemm { x, weights, bias: None, y });
         }
         black_box(&y);

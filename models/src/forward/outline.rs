@@ -12,7 +12,6 @@ use crate::{LoadError, Weights};
 
 /// What the headers of a checkpoint say of the matrix of stacked linear layers.
 pub struct MatrixOutline<'w> {
-    rows: usize,
     inputs: usize,
     quantization: Option<Quantization>,
     /// Rows of each part with the type of its numbers, and its module if rows of codes are read from one.
@@ -45,7 +44,6 @@ impl<'w> MatrixOutline<'w> {
         }
         let first = linears.first();
         Ok(MatrixOutline {
-            rows: linears.iter().map(|linear| linear.rows()).sum(),
             inputs: first.map_or(0, |linear| linear.inputs),
             quantization: first.and_then(|linear| linear.form.quantization()),
             parts,
@@ -54,7 +52,7 @@ impl<'w> MatrixOutline<'w> {
 
     /// Rows and inputs.
     pub fn shape(&self) -> [usize; 2] {
-        [self.rows, self.inputs]
+        [self.parts.iter().map(|(rows, ..)| rows).sum(), self.inputs]
     }
 
     /// Rows and form of each part.
@@ -72,11 +70,11 @@ impl<'w> MatrixOutline<'w> {
         PackedMatrix::packed_bytes(arithmetic, self.inputs, self.quantization, &self.forms())
     }
 
-    /// Returns a matrix of zeros in this form, for measurements, and its rows: `share` of those of each part, at least one.
+    /// Returns a matrix of zeros in this form, for measurements. It has `share` of the rows of each part, at least one.
     ///
     /// # Errors
-    /// Those of [`Uploader::matrix`].
-    pub fn zeros(&self, share: f64, uploader: &mut Uploader<'_>, dtype: Dtype) -> Result<(Matrix, usize), LoadError> {
+    /// The errors of [`Uploader::matrix`].
+    pub fn zeros(&self, share: f64, uploader: &mut Uploader<'_>, dtype: Dtype) -> Result<Matrix, LoadError> {
         let part_of = |rows: usize| ((rows as f64 * share).ceil() as usize).clamp(1, rows.max(1));
         let forms = self.forms();
         let most = self.parts.iter().map(|(rows, dtype, _)| part_of(*rows) * dtype.bytes()).max();
@@ -89,7 +87,6 @@ impl<'w> MatrixOutline<'w> {
         });
         let parts: Vec<_> = parts.collect();
         let rows = forms.iter().map(|(rows, _)| part_of(*rows)).sum();
-        let matrix = uploader.matrix(self.quantization, dtype, [rows, self.inputs], &parts, Purpose::Product)?;
-        Ok((matrix, rows))
+        Ok(uploader.matrix(self.quantization, dtype, [rows, self.inputs], &parts, Purpose::Product)?)
     }
 }

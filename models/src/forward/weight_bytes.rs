@@ -73,13 +73,13 @@ pub fn weight_bytes_beside(
         let Some(first) = linears.first() else { continue };
         let biases = linears.iter().filter(|linear| linear.bias).map(|linear| linear.rows() * dtype.bytes());
         let outline = MatrixOutline::of(&linears, weights)?;
-        let ([_, k], quantization, parts) = (outline.shape(), first.form.quantization(), outline.forms());
+        let ([n, k], quantization) = (outline.shape(), first.form.quantization());
         let purpose = if kernels.linear.capabilities.takes_codes { purpose } else { Purpose::Numbers };
         let codes = match features.packs_matrices {
             true => Some(outline.packed_bytes(kernels.arithmetic)),
-            false => Tiles::stored_bytes(features, purpose, dtype, k, quantization, &parts),
+            false => Tiles::stored_bytes(features, purpose, dtype, k, quantization, &outline.forms()),
         };
-        let matrix = codes.unwrap_or_else(|| parts.iter().map(|(rows, _)| rows).sum::<usize>() * k * dtype.bytes());
+        let matrix = codes.unwrap_or(n * k * dtype.bytes());
         if first.form != Form::Dense {
             *(if codes.is_some() { &mut found.codes } else { &mut found.unpacked }) += matrix as u64;
         }
