@@ -5,6 +5,7 @@ mod answers;
 mod anthropic;
 mod batches;
 mod boundary;
+mod chat_batches;
 mod common;
 mod conformance;
 #[path = "../../device/tests/support/allocations.rs"]

@@ -114,6 +114,7 @@ fn plausible() -> impl Strategy<Value = Value> {
         json!([1, 2, 3]),
         json!([[1], [2, 3]]),
         json!([{"role": "user", "content": "hi"}]),
+        json!([[{"role": "user", "content": "hi"}], [{"role": "user", "content": "you"}]]),
         json!([{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "assistant", "content": "yes"}]),
         json!([{"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]),
         json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]),

@@ -1,6 +1,7 @@
 //! `/v1/embeddings`: all forms of input, both encodings, and errors. `engine/tests/embeddings.rs` compares the numbers with
 //! `transformers`.
 
+use std::io::Read;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -73,6 +74,95 @@ fn base64_is_the_same_numbers() {
     );
 }
 
+/// The number of a code of `exponent` and `mantissa` bits, by the definition of floats.
+fn float(code: u32, exponent: u32, mantissa: u32) -> f64 {
+    let bias = (1 << (exponent - 1)) - 1;
+    let fraction = f64::from(code & ((1 << mantissa) - 1)) / f64::from(1 << mantissa);
+    let power = (code >> mantissa & ((1 << exponent) - 1)) as i32;
+    let magnitude = match power {
+        0 => fraction * 2.0_f64.powi(1 - bias),
+        _ => (1.0 + fraction) * 2.0_f64.powi(power - bias),
+    };
+    if code >> (exponent + mantissa) == 1 { -magnitude } else { magnitude }
+}
+
+/// Status, headers and bytes of an answer.
+fn bytes(body: &Value) -> (String, Vec<u8>) {
+    let mut answer = Vec::new();
+    let headers = [("Content-Type", "application/json")];
+    SERVER.open("POST", EMBEDDINGS, &headers, body.to_string().as_bytes()).read_to_end(&mut answer).unwrap();
+    let end = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+    (String::from_utf8(answer[..end].to_vec()).unwrap(), answer[end..].to_vec())
+}
+
+#[test]
+fn bytes_have_the_numbers_in_every_form_and_order_and_the_header_says_where() {
+    let input = json!(["hello", "a red fox"]);
+    let expected = vectors(json!({"input": input}));
+    let usage = SERVER.ok(EMBEDDINGS, json!({"input": input}))["usage"].clone();
+    let width = expected[0].len();
+    for (name, size, exponent, mantissa) in [
+        ("float32", 4, 8, 23),
+        ("float16", 2, 5, 10),
+        ("bfloat16", 2, 8, 7),
+        ("fp8_e4m3", 1, 4, 3),
+        ("fp8_e5m2", 1, 5, 2),
+    ] {
+        for order in ["native", "little", "big"] {
+            let body = json!({"input": input, "encoding_format": "bytes", "embed_dtype": name, "endianness": order});
+            let (head, found) = bytes(&body);
+            assert!(head.starts_with("HTTP/1.1 200") && head.contains("application/octet-stream"), "{head}");
+            let metadata = head.lines().find_map(|line| line.strip_prefix("metadata: ")).unwrap();
+            let metadata: Value = serde_json::from_str(metadata).unwrap();
+            let tokens = &metadata["usage"]["prompt_tokens"];
+            assert_eq!((&metadata["model"], tokens), (&json!("quire-demo"), &usage["prompt_tokens"]));
+            assert_eq!(found.len(), 2 * width * size);
+            for (i, vector) in expected.iter().enumerate() {
+                let at = i * width * size;
+                let native = if order == "big" { "big" } else { "little" };
+                let item = json!({"index": i, "embed_dtype": name, "endianness": native, "start": at, "end": at + width * size,
+                    "shape": [width]});
+                assert_eq!(metadata["data"][i], item);
+                for (code, &x) in found[at..at + width * size].chunks(size).zip(vector) {
+                    let number = |code: u32, &byte: &u8| code << 8 | u32::from(byte);
+                    let code =
+                        if order == "big" { code.iter().fold(0, number) } else { code.iter().rev().fold(0, number) };
+                    // Half of the last place, or of the smallest step.
+                    let place = 2.0_f64.powi(x.abs().log2().floor().max(f64::from(2 - (1 << (exponent - 1)))) as i32);
+                    let error = (float(code, exponent, mantissa) - x).abs();
+                    assert!(error <= place * 0.5001 / f64::from(1 << mantissa), "{name} {x} {error}");
+                }
+            }
+            let only =
+                json!({"input": input, "encoding_format": "bytes_only", "embed_dtype": name, "endianness": order});
+            let (head, same) = bytes(&only);
+            assert!(same == found && !head.contains("metadata"), "{head}");
+        }
+    }
+    let many = json!({"input": vec!["a"; 401], "encoding_format": "bytes"});
+    let reply = SERVER.post(EMBEDDINGS, &many);
+    assert!(reply.status == 400 && reply.message().contains("bytes_only"), "{}", reply.body);
+}
+
+#[test]
+fn a_conversation_is_embedded_as_its_template_writes_it() {
+    let messages = json!([{"role": "user", "content": [{"type": "text", "text": "hello"}]}]);
+    for more in [json!({}), json!({"add_generation_prompt": true})] {
+        let mut body = json!({"messages": messages, "add_generation_prompt": false});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let ids = SERVER.ok("/tokenize", body.clone())["tokens"].clone();
+        if more == json!({}) {
+            body.as_object_mut().unwrap().remove("add_generation_prompt");
+        }
+        let expected = vectors(json!({"input": ids}));
+        assert_eq!(vectors(body.clone()), expected);
+        let pooled = SERVER.ok("/pooling", body)["data"][0]["data"].clone();
+        assert_eq!(numbers(&pooled), expected[0]);
+    }
+    let both = SERVER.post(EMBEDDINGS, &json!({"messages": messages, "input": "a"}));
+    assert_eq!((both.status, &both.error()["param"]), (400, &json!("messages")), "{}", both.body);
+}
+
 #[test]
 fn the_usage_counts_the_tokens_of_all_inputs() {
     let count = SERVER.ok("/tokenize", json!({"prompt": "hello there"}))["count"].as_u64().unwrap();
@@ -126,6 +216,8 @@ fn invalid_embeddings_requests_name_the_field() {
         (json!({"input": {"text": "a"}}), "input"),
         (json!({"input": "word ".repeat(3000)}), "input"),
         (json!({"encoding_format": "int8"}), "encoding_format"),
+        (json!({"embed_dtype": "int8"}), "embed_dtype"),
+        (json!({"endianness": "middle"}), "endianness"),
         (json!({"encoding_format": 5}), "encoding_format"),
         (json!({"dimensions": 0}), "dimensions"),
         (json!({"dimensions": 3}), "dimensions"),

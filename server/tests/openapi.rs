@@ -204,7 +204,11 @@ fn valid(path: &str, name: &str) -> Value {
         "/v1/chat/completions" | "/chat/completions" | "/v1/chat/completions/render" => {
             json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})
         }
+        "/v1/chat/completions/batch" => json!({"messages": [[{"role": "user", "content": "hi"}]], "max_tokens": 2}),
         "/v1/responses" | "/responses" | "/v1/responses/input_tokens" => json!({"input": "hi", "max_output_tokens": 2}),
+        "/v1/embeddings" | "/embeddings" | "/pooling" | "/classify" if name == "messages" => {
+            json!({"messages": [{"role": "user", "content": "hi"}]})
+        }
         "/v1/embeddings" | "/embeddings" | "/pooling" | "/classify" => json!({"input": "hi"}),
         "/score" | "/v1/score" => json!({"queries": "hi", "documents": "you"}),
         "/rerank" | "/v1/rerank" | "/v2/rerank" => json!({"query": "hi", "documents": ["you"]}),

@@ -127,7 +127,7 @@ fn names_that_resolve_to_this_machine_are_refused_on_every_route() {
         "127.1",
         "0x7f.0.0.1",
         "128.0.0.1",
-        "0.0.0.0",
+        "0.0.0.1",
         ".",
     ] {
         for host in [host.to_string(), format!("{host}:{port}")] {
@@ -161,6 +161,8 @@ fn pages_of_this_machine_and_clients_without_a_page_are_served() {
         "localhost.",
         "127.0.0.1",
         "127.8.8.8",
+        "0.0.0.0",
+        "[::]",
         "[::1]",
         "[::ffff:127.0.0.1]",
         "quire.localhost",

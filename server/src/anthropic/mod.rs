@@ -100,7 +100,8 @@ fn error_json(error: &ApiError) -> Value {
 async fn messages(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
     let (request, _) = body.read(&app, request::prepare).await?;
-    let run = Run::submit(&app, vec![request.chat.request(&app)?]).await?.counting(request.chat.reasoning.clone());
+    let run =
+        Run::submit(&app, vec![request.chat.request(&app)?]).await?.counting(vec![request.chat.reasoning.clone()]);
     let mut writer = Writer::new(&app, &request);
     if request.chat.options.stream {
         return Ok(stream::respond(run, writer));

@@ -44,15 +44,19 @@ pub fn response(value: &impl Serialize) -> Response {
 
 /// The response with this JSON text.
 pub fn respond(text: Vec<u8>) -> Response {
-    let text = Bytes::from(text);
-    let headers =
-        [(header::CONTENT_TYPE, "application/json".to_string()), (header::CONTENT_LENGTH, text.len().to_string())];
-    if text.len() <= PIECE {
-        return (headers, text).into_response();
+    respond_with("application/json", text)
+}
+
+/// The response with these bytes of a media type.
+pub fn respond_with(media_type: &str, bytes: Vec<u8>) -> Response {
+    let bytes = Bytes::from(bytes);
+    let headers = [(header::CONTENT_TYPE, media_type.to_string()), (header::CONTENT_LENGTH, bytes.len().to_string())];
+    if bytes.len() <= PIECE {
+        return (headers, bytes).into_response();
     }
-    let pieces = (0..text.len())
+    let pieces = (0..bytes.len())
         .step_by(PIECE)
-        .map(move |at| Ok::<_, std::convert::Infallible>(text.slice(at..text.len().min(at + PIECE))));
+        .map(move |at| Ok::<_, std::convert::Infallible>(bytes.slice(at..bytes.len().min(at + PIECE))));
     (headers, Body::from_stream(stream::iter(pieces))).into_response()
 }
 

@@ -7,13 +7,14 @@
 //!
 //! | check | when |
 //! |---|---|
-//! | `Host` is a loopback name or address, or allowed by `--allowed-hosts`; of a server that does not listen on loopback also any address and a name without a dot | without keys, or with the flag |
+//! | `Host` is a loopback name or address, the address 0.0.0.0 or [::], which is this machine too, or allowed by `--allowed-hosts`; of a server that does not listen on loopback also any address and a name without a dot | without keys, or with the flag |
 //! | `Origin` is the server's own, a loopback one, or allowed by `--allowed-origins` | without keys |
 //! | without `Origin`, `Sec-Fetch-Site` is not `cross-site`, except for a link to a page | without keys |
 //! | a body's media type is JSON, which a page of another site can send only if the server allows it | always; where clients do not declare it, of browsers |
 //!
 //! A server with keys needs no further protection: a page of another site does not have one.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -102,7 +103,9 @@ fn check_request(options: &ServerOptions, loopback: bool, request: &Request) -> 
 fn serves(hosts: &[String], loopback: bool, authority: &str) -> bool {
     let Some(host) = Host::parse(authority) else { return false };
     let is_allowed = |allowed: &String| allowed == "*" || Host::parse(allowed).as_ref() == Some(&host);
-    host.is_loopback() || (matches!(host, Host::Address(_)) && !loopback) || hosts.iter().any(is_allowed)
+    // Linux takes the unspecified address for this machine, and clients use it.
+    let is_served = |address: IpAddr| !loopback || address.is_unspecified();
+    host.is_loopback() || matches!(host, Host::Address(address) if is_served(address)) || hosts.iter().any(is_allowed)
 }
 
 /// 403 for a request whose header `name` is not allowed; `flag` allows it.

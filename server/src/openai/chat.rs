@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::{Delta, GenerationRequest, StructuredOutput};
-use serde_json::json;
+use serde_json::{Value, json};
 use text::ReasoningParser;
 
 use super::choices::{self, Choice, Choices, ChunkWriter, Content, Field, Generation};
@@ -20,12 +20,17 @@ use crate::request::{
 
 /// `POST /v1/chat/completions`.
 pub async fn chat_completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    choices::respond::<Chat>(app, request).await
+    choices::respond(app, request, Chat::prepare).await
+}
+
+/// `POST /v1/chat/completions/batch`, as in vLLM: one choice for each of several conversations.
+pub async fn batch(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    choices::respond(app, request, Chat::prepare_batch).await
 }
 
 /// `POST /v1/chat/completions/render`: the token ids of the prompt, and no answer.
 pub async fn render(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    choices::render::<Chat>(app, request, false).await
+    choices::render(app, request, Chat::prepare, false).await
 }
 
 /// A chat request, rendered and tokenized.
@@ -45,30 +50,12 @@ impl Prepared {
     /// Renders and tokenizes the conversation, and constrains the output to required tool calls.
     pub fn new(work: &Work, request: ChatRequest) -> Result<(Prepared, Cost), ApiError> {
         let ChatRequest { mut options, mut tools, conversation, shows_reasoning, stops_reasoning } = request;
-        tools.earlier_calls = conversation.num_calls();
-        let (default, param) = (work.engine.generation_defaults().max_new_tokens, conversation.param);
-        let cost = |options: &Options, tokens: usize| {
-            let cost = options.cost(work, (1, tokens), default, LogprobFormat::Chat);
-            // A chat returns the log probabilities of the prompt once, not in each choice.
-            let per_prompt_token = work.logprob_entries(options.params.prompt_logprobs, LogprobFormat::Completion);
-            Cost { per_prompt_token, ..cost }
-        };
-        cost(&options, 0).check(&work.options.limits)?;
+        chat_cost(work, &options, (1, 0)).check(&work.options.limits)?;
         let is_call = tools.constrain(work, &mut options.params)?;
-        let prompt = conversation.render(work)?;
-        let format = work.reasoning;
-        let reasoning = format.parser(&prompt);
-        options.params.reasoning = reasoning.clone().filter(|_| !stops_reasoning);
-        if format.has_special_marker(work.tokenizer()) {
-            options.params.skip_special_tokens = false;
-        }
-        if let Some(StructuredOutput { grammar, param }) = options.params.structured_outputs.as_deref() {
-            let grammar = format.grammar(&prompt, grammar.clone(), is_call, work.tokenizer());
-            options.params.structured_outputs = Some(Arc::new(StructuredOutput { grammar, param }));
-        }
-        let keep = options.truncate_prompt_tokens;
-        let ids = truncate(conversation.encode(work, &prompt, keep.is_none())?, keep);
-        let cost = cost(&options, ids.len());
+        tools.earlier_calls = conversation.num_calls();
+        let (ids, reasoning) = rendered(work, &mut options, &conversation, (is_call, stops_reasoning))?;
+        let cost = chat_cost(work, &options, (1, ids.len()));
+        let param = conversation.param;
         Ok((Prepared { options, ids, param, tools, reasoning, shows_reasoning }, cost))
     }
 
@@ -111,6 +98,38 @@ impl Prepared {
     }
 }
 
+/// Cost of conversations of this number and of this many tokens in total.
+fn chat_cost(work: &Work, options: &Options, conversations: (usize, usize)) -> Cost {
+    let default = work.engine.generation_defaults().max_new_tokens;
+    let cost = options.cost(work, conversations, default, LogprobFormat::Chat);
+    // A chat returns the log probabilities of the prompt once, not in each choice.
+    let per_prompt_token = work.logprob_entries(options.params.prompt_logprobs, LogprobFormat::Completion);
+    Cost { per_prompt_token, ..cost }
+}
+
+/// Renders and tokenizes a conversation, and tells `options` what its prompt says of reasoning. Also returns the parser of the reasoning.
+fn rendered(
+    work: &Work,
+    options: &mut Options,
+    conversation: &Conversation,
+    (is_call, stops_reasoning): (bool, bool),
+) -> Result<(Vec<u32>, Option<ReasoningParser>), ApiError> {
+    let prompt = conversation.render(work)?;
+    let format = work.reasoning;
+    let reasoning = format.parser(&prompt);
+    options.params.reasoning = reasoning.clone().filter(|_| !stops_reasoning);
+    if format.has_special_marker(work.tokenizer()) {
+        options.params.skip_special_tokens = false;
+    }
+    if let Some(StructuredOutput { grammar, param }) = options.params.structured_outputs.as_deref() {
+        let grammar = format.grammar(&prompt, grammar.clone(), is_call, work.tokenizer());
+        options.params.structured_outputs = Some(Arc::new(StructuredOutput { grammar, param }));
+    }
+    let keep = options.truncate_prompt_tokens;
+    let ids = truncate(conversation.encode(work, &prompt, keep.is_none())?, keep);
+    Ok((ids, reasoning))
+}
+
 /// The fields of a chat request.
 pub struct ChatRequest {
     pub options: Options,
@@ -125,6 +144,21 @@ pub struct ChatRequest {
 impl ChatRequest {
     /// Reads the fields.
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<ChatRequest, ApiError> {
+        let mut request = ChatRequest::read_options(work, fields)?;
+        let messages = Conversation::read_messages(fields, &work.options.limits)?;
+        request.conversation.set_messages(fields.required("messages", messages, "a list of at least one message")?);
+        Ok(request)
+    }
+
+    /// Reads the fields of a batch. Returns the conversations beside the request, which has none.
+    pub fn read_batch(work: &Work, fields: &Fields<'_>) -> Result<(ChatRequest, Vec<Vec<Value>>), ApiError> {
+        let request = ChatRequest::read_options(work, fields)?;
+        let conversations = request.conversation.read_batch(fields, &work.options.limits)?;
+        Ok((request, conversations))
+    }
+
+    /// Reads the fields but for the messages.
+    fn read_options(work: &Work, fields: &Fields<'_>) -> Result<ChatRequest, ApiError> {
         let adapter = work.choose_model(fields)?;
         unsupported::refuse(fields, &unsupported::CHATS)?;
         let description = "Maximum number of tokens to generate; default: the rest of the context.";
@@ -134,8 +168,8 @@ impl ChatRequest {
         let tools = Tools::read(fields, &work.options.limits, false)?;
         let reasoning = Reasoning::read(fields)?;
         options.thinking_budget = reasoning.budget(work, options.thinking_budget)?;
-        let conversation = Conversation::read(fields, &work.options.limits, tools.shown(&work.options), &reasoning)?;
-        let conversation = fields.required("messages", conversation, "a list of at least one message")?;
+        let conversation =
+            Conversation::read_options(fields, &work.options.limits, tools.shown(&work.options), &reasoning, true)?;
         let (shows_reasoning, stops_reasoning) = reasoning.is_shown(fields)?;
         Ok(ChatRequest { options, tools, conversation, shows_reasoning, stops_reasoning })
     }
@@ -155,16 +189,16 @@ fn num_logprobs(work: &Work, fields: &Fields<'_>) -> Result<Option<usize>, ApiEr
 /// State of a running chat request.
 struct Chat {
     generation: Generation,
-    /// Parser of the reasoning.
-    reasoning: Option<ReasoningParser>,
-    /// One per sequence.
+    /// Parsers of the reasoning, one per conversation.
+    reasoning: Vec<Option<ReasoningParser>>,
+    /// One per sequence, conversation by conversation.
     assistants: Vec<Assistant>,
+    /// Whether choices have the tokens of their prompts, because there may be several.
+    is_batch: bool,
 }
 
-impl Choices for Chat {
-    const NAMES: [&'static str; 3] = ["chatcmpl", "chat.completion", "chat.completion.chunk"];
-
-    fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Chat, Vec<GenerationRequest>), Cost), ApiError> {
+impl Chat {
+    fn prepare(work: &Work, fields: &Fields<'_>) -> choices::Prepared<Chat> {
         work.must_generate()?;
         let (prepared, cost) = Prepared::new(work, ChatRequest::read(work, fields)?)?;
         cost.check(&work.options.limits)?;
@@ -173,10 +207,53 @@ impl Choices for Chat {
         let Prepared { ids, options, reasoning, .. } = prepared;
         let prompts = vec![Arc::new(Prompt { ids, logprobs: None })];
         let generation = Generation { app: work.app.clone(), options, prompts };
-        Ok(((Chat { generation, reasoning, assistants }, vec![request]), cost))
+        let chat = Chat { generation, reasoning: vec![reasoning], assistants, is_batch: false };
+        Ok(((chat, vec![request]), cost))
     }
 
-    fn reasoning(&self) -> Option<ReasoningParser> {
+    fn prepare_batch(work: &Work, fields: &Fields<'_>) -> choices::Prepared<Chat> {
+        work.must_generate()?;
+        let (request, conversations) = ChatRequest::read_batch(work, fields)?;
+        let ChatRequest { mut options, mut tools, mut conversation, shows_reasoning, stops_reasoning } = request;
+        let (count, mut tokens) = (conversations.len(), 0);
+        // Each has a grammar of its own, behind its reasoning.
+        let cost = |options: &Options, tokens| {
+            let cost = chat_cost(work, options, (count, tokens));
+            Cost { shared_bytes: cost.shared_bytes.saturating_mul(count), ..cost }
+        };
+        cost(&options, 0).check(&work.options.limits)?;
+        let is_call = tools.constrain(work, &mut options.params)?;
+        let default = work.engine.generation_defaults().max_new_tokens;
+        let (mut requests, mut prompts, mut parsers, mut assistants) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for messages in conversations {
+            conversation.set_messages(messages);
+            tools.earlier_calls = conversation.num_calls();
+            let mut own = options.clone();
+            let (ids, reasoning) = rendered(work, &mut own, &conversation, (is_call, stops_reasoning))?;
+            tokens += ids.len();
+            cost(&own, tokens).check(&work.options.limits)?;
+            let assistant = || Assistant::new(work, &tools, reasoning.clone(), shows_reasoning);
+            assistants.extend((0..own.params.n).map(|_| assistant()));
+            requests.push(own.request(work, ids.clone(), default, conversation.param)?);
+            prompts.push(Arc::new(Prompt { ids, logprobs: None }));
+            parsers.push(reasoning);
+        }
+        let cost = cost(&options, tokens);
+        let generation = Generation { app: work.app.clone(), options, prompts };
+        Ok(((Chat { generation, reasoning: parsers, assistants, is_batch: true }, requests), cost))
+    }
+
+    fn prompt_token_ids(&self) -> Option<(&'static str, Field)> {
+        let Generation { options, prompts, .. } = &self.generation;
+        (options.return_token_ids && !self.is_batch)
+            .then(|| ("prompt_token_ids", Field::Ids(Some(prompts[0].ids.clone()))))
+    }
+}
+
+impl Choices for Chat {
+    const NAMES: [&'static str; 3] = ["chatcmpl", "chat.completion", "chat.completion.chunk"];
+
+    fn reasoning(&self) -> Vec<Option<ReasoningParser>> {
         self.reasoning.clone()
     }
 
@@ -184,9 +261,10 @@ impl Choices for Chat {
         &mut self.generation
     }
 
-    fn choice<'a>(&mut self, _: usize, delta: &'a Delta, is_whole: bool) -> Option<Choice<'a>> {
-        let Chat { generation, assistants, .. } = self;
-        let (index, finish) = (delta.index as usize, delta.finish.as_ref());
+    fn choice<'a>(&mut self, prompt: usize, delta: &'a Delta, is_whole: bool) -> Option<Choice<'a>> {
+        let Chat { generation, assistants, is_batch, .. } = self;
+        let index = prompt * generation.options.params.n + delta.index as usize;
+        let finish = delta.finish.as_ref();
         let assistant = assistants.get_mut(index)?;
         let piece = assistant.push(&delta.text, finish.is_some());
         if piece.is_empty() && finish.is_none() && !generation.needs_tokens() && !is_whole {
@@ -195,13 +273,22 @@ impl Choices for Chat {
         let options = &generation.options;
         let tokens = &delta.tokens;
         let logprobs = |k| Logprobs::Chat { tokenizer: generation.tokenizer(), tokens, k };
+        let mut more = Vec::new();
+        if *is_batch && is_whole {
+            more.extend(generation.prompt_logprobs(prompt, options.params.prompt_logprobs));
+        }
+        if options.return_token_ids {
+            let ids = || ("prompt_token_ids", Field::Ids(Some(generation.prompts[prompt].ids.clone())));
+            more.extend((*is_batch && is_whole).then(ids));
+            more.push(choices::token_ids(delta));
+        }
         Some(Choice {
             index,
             content: if is_whole { Content::Message(piece) } else { Content::Delta(piece) },
             logprobs: options.params.sampling.logprobs.map(logprobs),
             finish,
             has_called: assistant.has_called(),
-            more: options.return_token_ids.then(|| choices::token_ids(delta)).into_iter().collect(),
+            more,
         })
     }
 
@@ -216,14 +303,10 @@ impl Choices for Chat {
     }
 
     fn more(&mut self) -> Vec<(&'static str, Field)> {
+        if self.is_batch {
+            return Vec::new();
+        }
         let logprobs = self.generation.prompt_logprobs(0, self.generation.options.params.prompt_logprobs);
         logprobs.into_iter().chain(self.prompt_token_ids()).collect()
-    }
-}
-
-impl Chat {
-    fn prompt_token_ids(&self) -> Option<(&'static str, Field)> {
-        let Generation { options, prompts, .. } = &self.generation;
-        options.return_token_ids.then(|| ("prompt_token_ids", Field::Ids(Some(prompts[0].ids.clone()))))
     }
 }

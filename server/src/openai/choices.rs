@@ -59,15 +59,12 @@ pub trait Choices: Send + Unpin + Sized + 'static {
     /// Prefix of the id of a response, its type, and the type of a chunk.
     const NAMES: [&'static str; 3];
 
-    /// Reads a request and makes those of the engine, one per prompt.
-    fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Self, Vec<GenerationRequest>), Cost), ApiError>;
-
     /// The request.
     fn generation(&mut self) -> &mut Generation;
 
-    /// Parser of the reasoning of the one prompt, if there may be any.
-    fn reasoning(&self) -> Option<ReasoningParser> {
-        None
+    /// Parsers of the reasoning of each prompt, if there may be any.
+    fn reasoning(&self) -> Vec<Option<ReasoningParser>> {
+        Vec::new()
     }
 
     /// Choice of a delta, which is a whole sequence if `is_whole`; `None` if a chunk would be empty.
@@ -82,10 +79,17 @@ pub trait Choices: Send + Unpin + Sized + 'static {
     }
 }
 
-/// Responds to a request, whole or as a stream.
-pub async fn respond<C: Choices>(app: Arc<App>, request: Request) -> Result<Response, ApiError> {
+/// A request with those of the engine, one per prompt, and their cost.
+pub type Prepared<C> = Result<((C, Vec<GenerationRequest>), Cost), ApiError>;
+
+/// Responds to a request that `prepare` reads, whole or as a stream.
+pub async fn respond<C: Choices>(
+    app: Arc<App>,
+    request: Request,
+    prepare: fn(&Work, &Fields<'_>) -> Prepared<C>,
+) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let ((mut choices, requests), cost) = body.read(&app, C::prepare).await?;
+    let ((mut choices, requests), cost) = body.read(&app, prepare).await?;
     let generation = choices.generation();
     call::set_request_id(generation.options.request_id.take());
     let needs_tokens = generation.needs_tokens();
@@ -129,12 +133,17 @@ struct Rendered {
 }
 
 /// Responds with the token ids of each prompt, and generates nothing.
-pub async fn render<C: Choices>(app: Arc<App>, request: Request, is_list: bool) -> Result<Response, ApiError> {
+pub async fn render<C: Choices>(
+    app: Arc<App>,
+    request: Request,
+    prepare: fn(&Work, &Fields<'_>) -> Prepared<C>,
+    is_list: bool,
+) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
     let id = response_id(C::NAMES[0]);
     // Written in the closure, off the threads that serve connections.
     let read = move |work: &Work, fields: &Fields<'_>| {
-        let ((_, requests), cost) = C::prepare(work, fields)?;
+        let ((_, requests), cost) = prepare(work, fields)?;
         let rendered = |request: GenerationRequest| Rendered {
             request_id: id.clone(),
             model: request.adapter.unwrap_or_else(|| work.model.clone()),
@@ -298,6 +307,10 @@ impl Serialize for Content<'_> {
             map.serialize_entry("role", "assistant")?;
             // Without text, `content` is `null` if there is anything else.
             map.serialize_entry("content", &Some(content).filter(|text| !text.is_empty() || piece.is_empty()))?;
+        }
+        if is_whole && reasoning.is_empty() {
+            // vLLM's clients read it of every message.
+            map.serialize_entry("reasoning", &())?;
         }
         // Clients read one or the other name of the reasoning.
         for name in ["reasoning", "reasoning_content"].into_iter().filter(|_| !reasoning.is_empty()) {

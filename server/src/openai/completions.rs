@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use engine::{Delta, GenerationRequest};
+use engine::Delta;
 
 use super::choices::{self, Choice, Choices, Content, Field, Generation};
 use super::logprobs::{self, Logprobs, Prompt};
@@ -19,12 +19,12 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 
 /// `POST /v1/completions`.
 pub async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    choices::respond::<Completion>(app, request).await
+    choices::respond(app, request, Completion::prepare).await
 }
 
 /// `POST /v1/completions/render`: the token ids of each prompt, and no completion.
 pub async fn render(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    choices::render::<Completion>(app, request, true).await
+    choices::render(app, request, Completion::prepare, true).await
 }
 
 /// The fields of a completion request.
@@ -110,10 +110,8 @@ struct Completion {
     begun: Vec<bool>,
 }
 
-impl Choices for Completion {
-    const NAMES: [&'static str; 3] = ["cmpl", "text_completion", "text_completion"];
-
-    fn prepare(work: &Work, fields: &Fields<'_>) -> Result<((Completion, Vec<GenerationRequest>), Cost), ApiError> {
+impl Completion {
+    fn prepare(work: &Work, fields: &Fields<'_>) -> choices::Prepared<Completion> {
         work.must_generate()?;
         let mut request = CompletionRequest::read(work, fields)?;
         let least = request.prompts.iter().map(|input| input.least_tokens(work)).sum();
@@ -142,6 +140,10 @@ impl Choices for Completion {
         let generation = Generation { app: work.app.clone(), options, prompts };
         Ok(((Completion { generation, echo, texts, prompt_logprobs, begun }, requests), cost))
     }
+}
+
+impl Choices for Completion {
+    const NAMES: [&'static str; 3] = ["cmpl", "text_completion", "text_completion"];
 
     fn generation(&mut self) -> &mut Generation {
         &mut self.generation

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use engine::GenerationRequest;
-use serde::Serialize;
 use serde_json::Value;
 
 use crate::app::App;
 use crate::http::{ApiError, json};
-use crate::reply::{Envelope, Run, Vector};
-use crate::request::pooled::{Pooled, check_activation, finish, is_base64};
-use crate::request::{Cost, Fields, Input, Work, body, prompts, unsupported};
+use crate::reply::{Envelope, Run, respond_vectors};
+use crate::request::encoding::Encoding;
+use crate::request::pooled::{Pooled, check_activation, finish, inputs};
+use crate::request::{Cost, Fields, Input, Work, body, unsupported};
 
 /// `POST /v1/embeddings`.
 pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
@@ -25,25 +25,15 @@ pub async fn embeddings(State(app): State<Arc<App>>, request: Request) -> Result
     let envelope = Envelope::new(&app, form.adapter.as_deref(), "embd", "list");
     let (vectors, cached) = Run::submit(&app, requests).await?.collect_vectors().await?;
     json::off_reactor(true, move || {
-        let one = |(index, vector): (usize, Vec<f32>)| {
-            let vector = Vector::new(form.finish(&app, vector), form.is_base64);
-            Embedding { object: "embedding", index, embedding: vector }
-        };
-        envelope.respond(vectors.into_iter().enumerate().map(one), (prompt_tokens, cached))
+        let vectors = vectors.into_iter().map(|vector| form.finish(&app, vector));
+        respond_vectors(&envelope, vectors, form.encoding, ("embedding", "embedding"), (prompt_tokens, cached))
     })
-    .await
-}
-
-#[derive(Serialize)]
-struct Embedding {
-    object: &'static str,
-    index: usize,
-    embedding: Vector,
+    .await?
 }
 
 /// What the response depends on.
 pub struct Form {
-    is_base64: bool,
+    encoding: Encoding,
     dimensions: Option<usize>,
     use_activation: Option<bool>,
     adapter: Option<String>,
@@ -58,7 +48,7 @@ impl Form {
 
 /// The fields of an embeddings request.
 pub struct EmbeddingsRequest {
-    is_base64: bool,
+    encoding: Encoding,
     dimensions: Option<usize>,
     pooled: Pooled,
     prompts: Vec<Input>,
@@ -71,8 +61,8 @@ impl EmbeddingsRequest {
         unsupported::refuse(fields, &unsupported::EMBEDDINGS)?;
         pooled.read_prompt_name(work, fields)?;
         let dimensions = dimensions(work, fields)?;
-        let prompts = prompts::read(work, fields, "input", "Texts to embed.")?;
-        Ok(EmbeddingsRequest { is_base64: is_base64(fields)?, dimensions, pooled, prompts })
+        let prompts = inputs(work, fields, "Texts to embed.")?;
+        Ok(EmbeddingsRequest { encoding: Encoding::read(fields)?, dimensions, pooled, prompts })
     }
 }
 
@@ -98,12 +88,13 @@ pub fn prepare_request(
     request: EmbeddingsRequest,
 ) -> Result<((Vec<GenerationRequest>, Form), Cost), ApiError> {
     work.must_embed()?;
-    let EmbeddingsRequest { is_base64, dimensions, pooled, prompts } = request;
+    let EmbeddingsRequest { encoding, dimensions, pooled, prompts } = request;
+    encoding.check(prompts.len())?;
     check_activation(work, pooled.use_activation)?;
     let least = prompts.iter().map(|input| input.least_tokens(work)).sum();
     pooled.cost(work, prompts.len(), least).check(&work.options.limits)?;
     let prompts = pooled.prompts(work, prompts, "input")?;
     let (requests, cost) = pooled.requests(work, prompts)?;
     let Pooled { adapter, use_activation, .. } = pooled;
-    Ok(((requests, Form { is_base64, dimensions, use_activation, adapter }), cost))
+    Ok(((requests, Form { encoding, dimensions, use_activation, adapter }), cost))
 }

@@ -33,6 +33,10 @@ pub fn add(routes: &mut Routes) {
     let request = routes.request("ChatRequest", "A request for chat completions.", chat::ChatRequest::read);
     let operation = Operation::post("Create chat completions").reads(&request).returns("Chat").streams();
     routes.add(&["/v1/chat/completions", "/chat/completions"], post(chat::chat_completions), operation);
+    let read = chat::ChatRequest::read_batch;
+    let batch = routes.request("ChatBatchRequest", "A request for completions of several chats.", read);
+    let operation = Operation::post("Complete several chats, with a choice for each").reads(&batch).returns("Chat");
+    routes.add(&["/v1/chat/completions/batch"], post(chat::batch), operation.streams());
     let operation = Operation::post("Render and tokenize the prompt of a request for chat completions").reads(&request);
     routes.add(&["/v1/chat/completions/render"], post(chat::render), operation.returns("Rendered"));
 

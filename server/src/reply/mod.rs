@@ -17,4 +17,4 @@ pub use assistant::{Assistant, CallPiece, Part, Piece, arguments_object};
 pub use envelope::{Envelope, prompt_usage, response_id};
 pub use run::{Run, Usage, failed, fix};
 pub use stream::Translator;
-pub use vector::Vector;
+pub use vector::respond as respond_vectors;

@@ -30,8 +30,8 @@ pub struct Run {
     sequences: Vec<usize>,
     /// Number of unfinished sequences.
     open: usize,
-    /// Counts the tokens of the reasoning of each sequence of the first prompt, if they have any.
-    reasoning: Vec<ReasoningCount>,
+    /// Counts the tokens of the reasoning of each sequence of each prompt, of those prompts whose sequences have any.
+    reasoning: Vec<Vec<ReasoningCount>>,
     app: Arc<App>,
     /// The time limit.
     deadline: Option<Pin<Box<Sleep>>>,
@@ -80,17 +80,17 @@ impl Run {
         })
     }
 
-    /// Counts the tokens that are reasoning, as this parser finds it. The run has one prompt.
-    pub fn counting(mut self, reasoning: Option<ReasoningParser>) -> Run {
-        let sequences = self.sequences.first().copied().unwrap_or(0);
+    /// Counts the tokens that are reasoning, as the parser of each prompt finds it.
+    pub fn counting(mut self, parsers: Vec<Option<ReasoningParser>>) -> Run {
         let count = |parser| ReasoningCount { parser, pending: Vec::new(), count: 0 };
-        self.reasoning = reasoning.map_or(Vec::new(), |parser| vec![count(parser); sequences]);
+        let of_prompt = |(parser, &n): (Option<_>, &usize)| parser.map_or(Vec::new(), |parser| vec![count(parser); n]);
+        self.reasoning = parsers.into_iter().zip(&self.sequences).map(of_prompt).collect();
         self
     }
 
     /// Number of tokens so far that are reasoning.
     pub fn reasoning_tokens(&self) -> usize {
-        self.reasoning.iter().map(|sequence| sequence.count).sum()
+        self.reasoning.iter().flatten().map(|sequence| sequence.count).sum()
     }
 
     /// Returns the next event with the index of its prompt; `None` at the end or after the time limit.
@@ -113,7 +113,8 @@ impl Run {
         if let Some((prompt, event)) = &next {
             self.observers[*prompt].record(event, &self.events);
             if let Event::Delta(delta) = event {
-                if let Some(sequence) = self.reasoning.get_mut(delta.index as usize) {
+                let of_prompt = self.reasoning.get_mut(*prompt);
+                if let Some(sequence) = of_prompt.and_then(|sequences| sequences.get_mut(delta.index as usize)) {
                     sequence.read(delta);
                 }
                 self.open = self.open.saturating_sub(usize::from(delta.finish.is_some()));

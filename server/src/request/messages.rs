@@ -13,6 +13,9 @@ use crate::app::App;
 use crate::http::ApiError;
 use crate::settings::Limits;
 
+/// Field of the messages.
+const MESSAGES: &str = "messages";
+
 /// A checked conversation and the options of its template.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
@@ -31,23 +34,45 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Reads `messages` and the options of the template. `tools` are the definitions of available tools. `reasoning` may have the effort.
+    /// Reads `messages` and the options of the template; `None` without messages. See [`Conversation::read_options`].
     pub fn read(
         fields: &Fields<'_>,
         limits: &Limits,
         tools: Option<Value>,
         reasoning: &Reasoning<'_>,
+        responds: bool,
     ) -> Result<Option<Conversation>, ApiError> {
+        let mut conversation = Conversation::read_options(fields, limits, tools, reasoning, responds)?;
+        let messages = Conversation::read_messages(fields, limits)?;
+        Ok(messages.map(|messages| {
+            conversation.set_messages(messages);
+            conversation
+        }))
+    }
+
+    /// Reads the options of the template, and no messages. `tools` are the definitions of available tools. `reasoning` may have the
+    /// effort. `responds` says whether the model responds to the conversation.
+    pub fn read_options(
+        fields: &Fields<'_>,
+        limits: &Limits,
+        tools: Option<Value>,
+        reasoning: &Reasoning<'_>,
+        responds: bool,
+    ) -> Result<Conversation, ApiError> {
         let description =
             "Chat template in Jinja, instead of that of the model; --trust-request-chat-template allows it.";
         let template = fields.str("chat_template", limits.max_text_bytes, description)?;
         let template = template.filter(|template| !template.is_empty()).map(str::to_string);
         let description = "Continue the last message instead of responding to it.";
         let continue_final_message = fields.flag("continue_final_message", false, description)?;
-        let description =
-            "Append the start of an assistant message to the prompt; default: true unless a message is continued.";
+        let description = match responds {
+            true => {
+                "Append the start of an assistant message to the prompt; default: true unless a message is continued."
+            }
+            false => "Append the start of an assistant message to the conversation; default false.",
+        };
         let add_generation_prompt =
-            fields.bool("add_generation_prompt", description)?.unwrap_or(!continue_final_message);
+            fields.bool("add_generation_prompt", description)?.unwrap_or(responds && !continue_final_message);
         if continue_final_message && add_generation_prompt {
             return Err(ApiError::conflict("continue_final_message", "add_generation_prompt: true"));
         }
@@ -56,28 +81,64 @@ impl Conversation {
         let kwargs = template_kwargs(fields, effort)?;
         let description = "Also add the tokenizer's special tokens; default false, but true for a plain prompt.";
         let add_special_tokens = fields.bool("add_special_tokens", description)?.unwrap_or(false);
-        let item = json!({"type": "object", "required": ["role"], "properties": {
-                "role": {"type": "string", "description": "Role of the author; the chat template defines the roles."},
-                "content": {"description": "A string, a list of text parts, or null."},
-        }});
-        let description = "Messages of the conversation.";
-        let list = fields.list("messages", limits.max_messages, "--max-messages", &item, description)?;
-        let Some(list) = list else { return Ok(None) };
-        if list.is_empty() {
-            return Err(ApiError::found("messages", "an empty list", "at least one message"));
-        }
-        let messages = list.iter().enumerate().map(|(i, value)| message(i, value)).collect::<Result<_, _>>()?;
-        Ok(Some(Conversation {
-            param: "messages",
+        Ok(Conversation {
+            param: MESSAGES,
             counts_all: false,
-            messages,
+            messages: Vec::new(),
             tools,
             add_generation_prompt,
             continue_final_message,
             kwargs,
             add_special_tokens,
             template,
-        }))
+        })
+    }
+
+    /// Reads `messages`; `None` without the field.
+    pub fn read_messages(fields: &Fields<'_>, limits: &Limits) -> Result<Option<Vec<Value>>, ApiError> {
+        let description = "Messages of the conversation.";
+        let list = fields.list(MESSAGES, limits.max_messages, "--max-messages", &message_schema(), description)?;
+        list.map(|list| messages(MESSAGES, list)).transpose()
+    }
+
+    /// Reads `messages` that are a list of conversations with these options, which all of them have.
+    pub fn read_batch(&self, fields: &Fields<'_>, limits: &Limits) -> Result<Vec<Vec<Value>>, ApiError> {
+        let conversation = json!({"type": "array", "minItems": 1, "items": message_schema()});
+        let description = "Conversations, each a list of messages.";
+        let list = fields.list(MESSAGES, limits.max_prompts, "--max-prompts", &conversation, description)?;
+        let one = |(i, value): (usize, &Value)| {
+            let path = format!("{MESSAGES}[{i}]");
+            let list = value.as_array().ok_or_else(|| ApiError::wrong(&path, value, "a list of messages"))?;
+            if list.len() > limits.max_messages {
+                let advice = "send fewer or raise --max-messages";
+                return Err(ApiError::over(&path, list.len(), limits.max_messages, "items", advice));
+            }
+            messages(&path, list)
+        };
+        let conversations: Option<Vec<Vec<Value>>> =
+            list.map(|list| list.iter().enumerate().map(one).collect()).transpose()?;
+        let given = conversations.filter(|conversations| !conversations.is_empty());
+        let conversations = fields.required(MESSAGES, given, "a list of conversations, each a list of messages")?;
+        // Each conversation is rendered with them.
+        let shared = ["chat_template", "chat_template_kwargs", "documents", "tools"];
+        let bytes: usize = shared.iter().filter_map(|name| Some(fields.raw(name)?.get().len())).sum();
+        let (all, most) = (bytes.saturating_mul(conversations.len()), limits.max_text_bytes);
+        if all > most {
+            let what = format!("bytes of {} ({bytes} in {} conversations)", shared.join(", "), conversations.len());
+            return Err(ApiError::over(
+                MESSAGES,
+                all,
+                most,
+                &what,
+                "send fewer conversations or raise --max-text-bytes",
+            ));
+        }
+        Ok(conversations)
+    }
+
+    /// Sets the messages, which the options apply to.
+    pub fn set_messages(&mut self, messages: Vec<Value>) {
+        self.messages = messages;
     }
 
     /// A conversation to respond to. `param` is the field of the messages.
@@ -152,8 +213,23 @@ pub fn template_kwargs(fields: &Fields<'_>, effort: Option<&str>) -> Result<Map<
     Ok(kwargs)
 }
 
-fn message(index: usize, value: &Value) -> Result<Value, ApiError> {
-    let path = format!("messages[{index}]");
+/// JSON schema of a message.
+fn message_schema() -> Value {
+    json!({"type": "object", "required": ["role"], "properties": {
+        "role": {"type": "string", "description": "Role of the author; the chat template defines the roles."},
+        "content": {"description": "A string, a list of text parts, or null."},
+    }})
+}
+
+/// Checks the messages of the list at `path`.
+fn messages(path: &str, list: &[Value]) -> Result<Vec<Value>, ApiError> {
+    if list.is_empty() {
+        return Err(ApiError::found(path, "an empty list", "at least one message"));
+    }
+    list.iter().enumerate().map(|(i, value)| message(format!("{path}[{i}]"), value)).collect()
+}
+
+fn message(path: String, value: &Value) -> Result<Value, ApiError> {
     let Value::Object(fields) = value else {
         return Err(ApiError::wrong(path, value, "an object with role and content"));
     };

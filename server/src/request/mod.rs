@@ -14,6 +14,7 @@
 
 pub mod body;
 mod cost;
+pub mod encoding;
 mod fields;
 mod infill;
 mod messages;

@@ -31,7 +31,7 @@ const FEW_ALTERNATIVES: usize = 1000;
 const NO_LIMIT: usize = usize::MAX;
 
 /// The shared fields of a request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Options {
     /// Engine parameters, except `max_tokens`, which depends on the length of each prompt.
     pub params: GenerationParams,

@@ -9,8 +9,10 @@ use text::{Frame, TokenizeError};
 
 use super::cost::Cost;
 use super::fields::Fields;
+use super::messages::Conversation;
 use super::options::{add_special_tokens, cache_salt, check_length, priority, truncation, user};
-use super::prompts::Input;
+use super::prompts::{self, Input};
+use super::reasoning::Reasoning;
 use super::unsupported;
 use super::work::Work;
 use crate::http::ApiError;
@@ -281,10 +283,22 @@ pub fn finish(pooler: &Pooler, vector: Vec<f32>, dimensions: Option<usize>, use_
     }
 }
 
-/// Reads `encoding_format`.
-pub fn is_base64(fields: &Fields<'_>) -> Result<bool, ApiError> {
-    let description = "Format of the embeddings: float (default) or base64 of little-endian float32.";
-    Ok(fields.word("encoding_format", &["float", "base64"], description)? == Some("base64"))
+/// Reads the texts of `input`, or of `messages` one conversation, which the chat template of the model writes as a text.
+pub fn inputs(work: &Work, fields: &Fields<'_>, description: &str) -> Result<Vec<Input>, ApiError> {
+    const INPUT: &str = "input";
+    let limits = &work.options.limits;
+    let texts = prompts::given(work, fields, INPUT, description)?;
+    let conversation = Conversation::read(fields, limits, None, &Reasoning::default(), false)?;
+    match (texts, conversation) {
+        (Some(_), Some(_)) => Err(ApiError::conflict("messages", INPUT)),
+        (Some(texts), None) => Ok(texts),
+        (None, Some(conversation)) => {
+            let prompt = conversation.render(work)?;
+            Ok(vec![Input::Ids(conversation.encode(work, &prompt, true)?)])
+        }
+        (None, None) if fields.is_describing() => Ok(Vec::new()),
+        (None, None) => Err(ApiError::wrong(INPUT, &Value::Null, format!("{}, or messages", prompts::expected(work)))),
+    }
 }
 
 /// Refuses `use_activation: false` for embeddings that have length 1 when they leave the engine.

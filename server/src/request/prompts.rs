@@ -61,6 +61,18 @@ pub fn tokenize(
 
 /// Reads the prompts of the field `param`, at least one.
 pub fn read(work: &Work, fields: &Fields<'_>, param: &str, description: &str) -> Result<Vec<Input>, ApiError> {
+    let given = given(work, fields, param, description)?;
+    fields.required(param, given, &expected(work))
+}
+
+/// What a field of prompts may be.
+pub fn expected(work: &Work) -> String {
+    let (last, most) = (work.vocab().saturating_sub(1), work.options.limits.max_prompts);
+    format!("a string, a list of token ids from 0 to {last}, or a list of 1 to {most} of these")
+}
+
+/// Reads the prompts of the field `param`, at least one; `None` without the field.
+pub fn given(work: &Work, fields: &Fields<'_>, param: &str, description: &str) -> Result<Option<Vec<Input>>, ApiError> {
     let (vocab, most, most_tokens) =
         (work.vocab(), work.options.limits.max_prompts, work.options.limits.max_request_tokens);
     let last = vocab.saturating_sub(1);
@@ -72,9 +84,8 @@ pub fn read(work: &Work, fields: &Fields<'_>, param: &str, description: &str) ->
         {"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": [{"type": "string"}, ids]}},
     ]});
     fields.describe(param, description, || schema);
-    let expected = format!("a string, a list of token ids from 0 to {last}, or a list of 1 to {most} of these");
-    let Some(raw) = fields.raw(param) else { return fields.required(param, None, &expected) };
-    let wrong = || ApiError::found(param, &excerpt(raw), &expected);
+    let Some(raw) = fields.raw(param) else { return Ok(None) };
+    let wrong = || ApiError::found(param, &excerpt(raw), expected(work));
     let parts: Vec<&RawValue> = if is_list_of_prompts(raw.get()) {
         fields.check_items(param, most, "--max-prompts")?;
         serde_json::from_str(raw.get()).map_err(|_| wrong())?
@@ -95,7 +106,7 @@ pub fn read(work: &Work, fields: &Fields<'_>, param: &str, description: &str) ->
         }
         prompts.push(Input::Ids(token_ids(text, vocab).filter(|ids| !ids.is_empty()).ok_or_else(wrong)?));
     }
-    Ok(prompts)
+    Ok(Some(prompts))
 }
 
 /// Whether a JSON text is a list of texts or lists, judging by its first item.

@@ -86,12 +86,8 @@ pub const POOLED: [Field; 3] = [
 ];
 
 /// Fields of other servers' embeddings.
-pub const EMBEDDINGS: [Field; 4] = [
-    (&["embed_dtype"], r#"["float32"]"#, "remove it: vectors are float32"),
-    (&["endianness"], r#"["native", "little"]"#, "remove it: vectors are little-endian"),
-    (&["input_type", "instruction"], EMPTY, "put the instruction into input, or use prompt_name"),
-    (&["messages"], EMPTY, "use input"),
-];
+pub const EMBEDDINGS: [Field; 1] =
+    [(&["input_type", "instruction"], EMPTY, "put the instruction into input, or use prompt_name")];
 
 /// Fields of embeddings that pooling does not have.
 pub const POOLING: [Field; 1] = [(&["dimensions"], "[]", "use /v1/embeddings")];

@@ -86,7 +86,7 @@ impl TokenizeRequest {
         let strings = fields.flag("return_token_strs", false, "Also return the tokens as strings.")?;
         let tools = Tools::read(fields, &work.options.limits, false)?;
         let reasoning = Reasoning::read(fields)?;
-        let conversation = Conversation::read(fields, &work.options.limits, tools.definitions, &reasoning)?;
+        let conversation = Conversation::read(fields, &work.options.limits, tools.definitions, &reasoning, true)?;
         let prompt = fields.str("prompt", usize::MAX, "Text to tokenize; required without messages and content.")?;
         let content = Content::read(fields)?;
         let text = match (conversation, prompt.or(content.text)) {

@@ -16,9 +16,10 @@ use text::{Grammar, Grammars, StreamOptions, TextStream, Tokenizer};
 use tokio::runtime::{Builder, Runtime};
 
 /// All routes with a body, and one without.
-pub const PATHS: [&str; 25] = [
+pub const PATHS: [&str; 26] = [
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/chat/completions/batch",
     "/v1/responses",
     "/v1/responses/input_tokens",
     "/v1/messages",

@@ -145,7 +145,7 @@ async fn attempt(app: &Arc<App>, stored: &Arc<Stored>, id: &str, live: &Live) ->
     }
     let mut run = match Run::submit(app, vec![request]).await {
         Err(error) if !is_passing(&error) => return ending.without_run(Status::Failed, Some(error)).await,
-        other => other?.counting(chat.reasoning.clone()),
+        other => other?.counting(vec![chat.reasoning.clone()]),
     };
     let writer = ResponseWriter::new(app, (id.to_string(), time_of(id)), &chat.options, form.echoed, chat.ids.len());
     let mut translated = Translated::new(app, &chat, writer);

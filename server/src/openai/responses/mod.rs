@@ -65,7 +65,7 @@ pub async fn responses(
     if form.keep.background {
         return background::accept(&app, owner, chat, form).await;
     }
-    let run = Run::submit(&app, vec![chat.request(&app)?]).await?.counting(chat.reasoning.clone());
+    let run = Run::submit(&app, vec![chat.request(&app)?]).await?.counting(vec![chat.reasoning.clone()]);
     let id = (stored.fresh_id("resp")?, stored.store().now());
     let keeping = Keeping::of(&app, stored, owner, &id.0, form.keep);
     let writer = ResponseWriter::new(&app, id, &chat.options, form.echoed, chat.ids.len());

@@ -9,38 +9,29 @@ use serde::Serialize;
 
 use crate::app::App;
 use crate::http::{ApiError, json};
-use crate::reply::{Envelope, Run, Vector};
-use crate::request::pooled::{Pooled, check_activation, finish, is_base64};
-use crate::request::{Cost, Fields, Input, Work, body, prompts, unsupported};
+use crate::reply::{Envelope, Run, respond_vectors};
+use crate::request::encoding::Encoding;
+use crate::request::pooled::{Pooled, check_activation, finish, inputs};
+use crate::request::{Cost, Fields, Input, Work, body, unsupported};
 
 /// `POST /pooling`: an embedding, or the scores of labels, whichever the model gives.
 pub async fn pooling(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
-    let ((requests, pooled, is_base64), _) = body.read(&app, prepare_pooling).await?;
+    let ((requests, pooled, encoding), _) = body.read(&app, prepare_pooling).await?;
     let prompt_tokens: usize = requests.iter().map(|request| request.prompt.len()).sum();
     let envelope = Envelope::new(&app, pooled.adapter.as_deref(), "pool", "list");
     let (vectors, cached) = Run::submit(&app, requests).await?.collect_vectors().await?;
     json::off_reactor(true, move || {
-        let one = |(index, vector)| {
-            let vector = finish(app.pooler(), vector, None, pooled.use_activation);
-            PooledData { index, object: "pooling", data: Vector::new(vector, is_base64) }
-        };
-        envelope.respond(vectors.into_iter().enumerate().map(one), (prompt_tokens, cached))
+        let vectors = vectors.into_iter().map(|vector| finish(app.pooler(), vector, None, pooled.use_activation));
+        respond_vectors(&envelope, vectors, encoding, ("pooling", "data"), (prompt_tokens, cached))
     })
-    .await
-}
-
-#[derive(Serialize)]
-struct PooledData {
-    index: usize,
-    object: &'static str,
-    data: Vector,
+    .await?
 }
 
 /// The fields of a request for pooling.
 pub struct PoolingRequest {
     pooled: Pooled,
-    is_base64: bool,
+    encoding: Encoding,
     prompts: Vec<Input>,
 }
 
@@ -54,19 +45,20 @@ impl PoolingRequest {
         let is_embedding = matches!(work.pooler().task, Task::Embed { .. });
         let task = if is_embedding { "embed" } else { "classify" };
         fields.word("task", &[task], "What to return: what the model gives.")?;
-        let is_base64 = is_base64(fields)?;
-        Ok(PoolingRequest { pooled, is_base64, prompts: prompts::read(work, fields, "input", "Texts to pool.")? })
+        let encoding = Encoding::read(fields)?;
+        Ok(PoolingRequest { pooled, encoding, prompts: inputs(work, fields, "Texts to pool.")? })
     }
 }
 
-/// Requests, their fields, and whether vectors are base64.
-type Prepared = (Vec<GenerationRequest>, Pooled, bool);
+/// Requests, their fields, and the form of the vectors.
+type Prepared = (Vec<GenerationRequest>, Pooled, Encoding);
 
 fn prepare_pooling(work: &Work, fields: &Fields<'_>) -> Result<(Prepared, Cost), ApiError> {
-    let PoolingRequest { pooled, is_base64, prompts } = PoolingRequest::read(work, fields)?;
+    let PoolingRequest { pooled, encoding, prompts } = PoolingRequest::read(work, fields)?;
+    encoding.check(prompts.len())?;
     check_activation(work, pooled.use_activation)?;
     let (requests, cost) = requests(work, &pooled, prompts)?;
-    Ok(((requests, pooled, is_base64), cost))
+    Ok(((requests, pooled, encoding), cost))
 }
 
 fn requests(work: &Work, pooled: &Pooled, prompts: Vec<Input>) -> Result<(Vec<GenerationRequest>, Cost), ApiError> {
@@ -118,7 +110,7 @@ impl ClassifyRequest {
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<ClassifyRequest, ApiError> {
         let pooled = Pooled::read(work, fields)?;
         unsupported::refuse(fields, &unsupported::EMBEDDINGS)?;
-        Ok(ClassifyRequest { pooled, prompts: prompts::read(work, fields, "input", "Texts to classify.")? })
+        Ok(ClassifyRequest { pooled, prompts: inputs(work, fields, "Texts to classify.")? })
     }
 }
 
