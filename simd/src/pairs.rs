@@ -20,12 +20,12 @@ use std::arch::x86_64::*;
 #[cfg(target_arch = "x86_64")]
 use std::sync::LazyLock;
 
-#[cfg(target_arch = "x86_64")]
-use super::Avx512;
 pub use super::Pairs;
 use super::int8::{GROUP, IntLanes, WithInts};
 use super::small_float::f32_to_bf16;
-use super::{Isa, LANES, Lanes, Portable};
+#[cfg(target_arch = "x86_64")]
+use super::{Avx512, Lanes};
+use super::{Isa, LANES, Portable};
 
 /// Returns a pair of two numbers, rounded.
 #[inline(always)]

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use crate::int8::{DotIsa, DotLanes, GROUP, IntLanes};
 use crate::pairs::{PairLanes, pair};
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-use crate::tiles::Registers;
-use crate::tiles::amx::{Amx, Hardware};
+use crate::tiles::{
+    Registers,
+    amx::{Amx, Hardware},
+};
 use crate::{Isa, LANES, Lanes, Pool, dispatch, dispatch_dot, dispatch_pairs};
 
 /// Minimum duration of all passes.

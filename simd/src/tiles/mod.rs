@@ -271,7 +271,7 @@ macro_rules! on_tiles {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         let unit = if $isa == $crate::Isa::Amx { tiles::amx::Amx::get().ok() } else { None };
         #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-        let unit: Option<()> = None;
+        let (_, unit) = ($isa, None::<()>);
         match unit {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Some(amx) => {
