@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use crate::common::{Server, config};
 use serde_json::{Value, json};
-use server::ServerOptions;
-use text::ReasoningFormat;
+use server::{Limits, ServerOptions};
+use text::{ReasoningFormat, ToolFormat};
 
 static SERVER: LazyLock<Server> = LazyLock::new(|| {
-    let options = ServerOptions { reasoning_parser: Some(ReasoningFormat::Qwen3), ..ServerOptions::default() };
+    let limits = Limits { max_request_tokens: 200, ..Limits::default() };
+    let (reasoning, tools) = (Some(ReasoningFormat::Qwen3), Some(ToolFormat::KimiK2));
+    let options =
+        ServerOptions { reasoning_parser: reasoning, tool_call_parser: tools, limits, ..ServerOptions::default() };
     Server::with(config(), options, Duration::ZERO)
 });
 
@@ -34,7 +37,7 @@ fn requests() -> [Value; 3] {
         json!({"max_tokens": 6, "n": 2, "temperature": 1, "seed": 5, "logprobs": true, "top_logprobs": 2, "prompt_logprobs": 1,
             "return_token_ids": true}),
         json!({"max_tokens": 60, "temperature": 1, "seed": 3, "structured_outputs": {"choice": ["<think>2 + 2</think>Four"]}}),
-        json!({"max_tokens": 40, "temperature": 0, "tools": [more], "tool_choice": "required", "parallel_tool_calls": false}),
+        json!({"max_tokens": 200, "thinking_token_budget": 2, "temperature": 0, "tools": [more], "tool_choice": "required", "parallel_tool_calls": false}),
     ]
 }
 
@@ -43,12 +46,9 @@ fn with(mut body: Value, messages: &Value) -> Value {
     body
 }
 
-/// A choice without what differs in each response: the random ids of calls that follow no other call.
+/// A choice without its index. Ids of calls count the calls of their chat.
 fn clean(mut choice: Value) -> Value {
     choice["index"] = Value::Null;
-    for call in choice["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
-        assert!(call["id"].take().is_string());
-    }
     choice
 }
 
@@ -58,6 +58,10 @@ fn each_chat_of_a_batch_has_the_choices_and_usage_that_it_has_alone() {
         let mut batch = SERVER.ok(BATCH, with(body.clone(), &Value::from(chats())));
         assert_eq!(batch["object"], "chat.completion");
         let mut choices = batch["choices"].take().as_array().unwrap().clone();
+        if body.get("tools").is_some() {
+            let ids = choices.iter().map(|choice| &choice["message"]["tool_calls"][0]["id"]).collect::<Vec<_>>();
+            assert_eq!(json!(ids), json!(["functions.f:0", "functions.f:1", "functions.f:0"]));
+        }
         assert!(choices.iter().enumerate().all(|(i, choice)| choice["index"] == i), "{choices:?}");
         let mut usage = [0; 3];
         for chat in chats() {
@@ -128,6 +132,7 @@ fn a_wrong_batch_is_refused_by_the_path_of_what_is_wrong_and_by_its_products() {
     }
     let many = Value::from(vec![chat; 100]);
     refused(with(json!({"n": 128, "max_tokens": 1}), &many), "n", "12800 sequences (100 prompts of 128)");
+    refused(with(json!({"max_tokens": 1}), &many), "prompt", "expected at most 200");
     let long = json!({"a": "x".repeat(200_000)});
     refused(with(json!({"chat_template_kwargs": long}), &many), "messages", "in 100 conversations");
 }
