@@ -74,8 +74,11 @@ fn the_flag_selects_and_reports_one_family_of_kernels() {
     let Some(config) = on_sim(64) else { return };
     let said = notes(config.clone());
     assert!(said.contains(line) && said.contains("decode cuda.paged_gqa, prefill cuda.paged_prefill"), "{said}");
-    let said = notes(EngineConfig { deterministic: false, ..config });
-    assert!(!said.contains("deterministic"), "{said}");
+    let said = notes(EngineConfig { deterministic: false, ..config.clone() });
+    assert!(!said.contains("deterministic") && !said.contains("slower"), "{said}");
+    let (quantization, dtype) = (Some(engine::Quantization::Q8), Some(engine::Dtype::Bf16));
+    let said = notes(EngineConfig { deterministic: false, quantization, dtype, ..config });
+    assert!(said.contains("\nquantised weights: on a GPU, steps of 64 tokens and more are slower"), "{said}");
     let on_cpu = EngineConfig { deterministic: true, ..crate::common::config(64) };
     assert!(notes(on_cpu).contains("deterministic: attention of the family cpu."));
 }

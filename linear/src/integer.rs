@@ -192,11 +192,14 @@ fn tile<D: DotLanes, F: Form, const M: usize, const P: usize>(
             D::add(&mut sums, weights, std::array::from_fn(|m| x[m][b].eight(e)), F::BITS);
         }
         let sums = D::by_rows(sums, starts, F::BITS);
-        for p in 0..P {
-            let scales = Floats::<D>::load_finite_f16(&unit.scales[panel + p]);
-            for m in 0..M {
-                let scale = Floats::<D>::splat(x[m][b].scale);
-                acc[m][p] = sums[m][p].scale_add(scales.mul(scale), acc[m][p]);
+        let mut scales = [Floats::<D>::load_finite_f16(&unit.scales[panel]); P];
+        for p in 1..P {
+            scales[p] = Floats::<D>::load_finite_f16(&unit.scales[panel + p]);
+        }
+        for m in 0..M {
+            let scale = Floats::<D>::splat(x[m][b].scale);
+            for p in 0..P {
+                acc[m][p] = sums[m][p].scale_add(scales[p].mul(scale), acc[m][p]);
             }
         }
     }

@@ -383,7 +383,12 @@ fn notes(
     notes.extend(family.map(|family| {
         format!("deterministic: attention of the family {family}, products with one order of summation")
     }));
-    notes.extend([plan.weights_line(), plan.step_line(), plan.cache_line()]);
+    notes.push(plan.weights_line());
+    // docs/benchmarks/gpu-h200-2026-11-27.md
+    notes.extend((device.features().launches && plan.code_bytes > 0).then(|| {
+        "quantised weights: on a GPU, steps of 64 tokens and more are slower with them than in bfloat16".to_string()
+    }));
+    notes.extend([plan.step_line(), plan.cache_line()]);
     notes.extend(plan.adapters_line());
     notes.extend(plan.draft_line());
     notes.extend(more);
