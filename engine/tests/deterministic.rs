@@ -77,7 +77,8 @@ fn the_flag_selects_and_reports_one_family_of_kernels() {
     let said = notes(EngineConfig { deterministic: false, ..config.clone() });
     assert!(!said.contains("deterministic") && !said.contains("slower"), "{said}");
     let (quantization, dtype) = (Some(engine::Quantization::Q8), Some(engine::Dtype::Bf16));
-    let said = notes(EngineConfig { deterministic: false, quantization, dtype, ..config });
+    let small = EngineConfig { max_num_batched_tokens: 4, max_num_seqs: 1, max_model_len: Some(32), ..config };
+    let said = notes(EngineConfig { deterministic: false, quantization, dtype, ..small });
     assert!(said.contains("\nquantised weights: on a GPU, steps of 64 tokens and more are slower"), "{said}");
     let on_cpu = EngineConfig { deterministic: true, ..crate::common::config(64) };
     assert!(notes(on_cpu).contains("deterministic: attention of the family cpu."));
