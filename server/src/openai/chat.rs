@@ -221,7 +221,8 @@ impl Chat {
             let cost = chat_cost(work, options, (count, tokens));
             Cost { shared_bytes: cost.shared_bytes.saturating_mul(count), ..cost }
         };
-        cost(&options, 0).check(&work.options.limits)?;
+        let mut all = cost(&options, 0);
+        all.check(&work.options.limits)?;
         let is_call = tools.constrain(work, &mut options.params)?;
         let default = work.engine.generation_defaults().max_new_tokens;
         let (mut requests, mut prompts, mut parsers, mut assistants) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -231,16 +232,16 @@ impl Chat {
             let mut own = options.clone();
             let (ids, reasoning) = rendered(work, &mut own, &conversation, (is_call, stops_reasoning))?;
             tokens += ids.len();
-            cost(&own, tokens).check(&work.options.limits)?;
+            all = cost(&own, tokens);
+            all.check(&work.options.limits)?;
             let assistant = || Assistant::new(work, &tools, reasoning.clone(), shows_reasoning);
             assistants.extend((0..own.params.n).map(|_| assistant()));
             requests.push(own.request(work, ids.clone(), default, conversation.param)?);
             prompts.push(Arc::new(Prompt { ids, logprobs: None }));
             parsers.push(reasoning);
         }
-        let cost = cost(&options, tokens);
         let generation = Generation { app: work.app.clone(), options, prompts };
-        Ok(((Chat { generation, reasoning: parsers, assistants, is_batch: true }, requests), cost))
+        Ok(((Chat { generation, reasoning: parsers, assistants, is_batch: true }, requests), all))
     }
 
     fn prompt_token_ids(&self) -> Option<(&'static str, Field)> {
