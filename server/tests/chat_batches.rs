@@ -29,7 +29,7 @@ fn chats() -> Vec<Value> {
     ]
 }
 
-/// Requests: greedy with two choices and all that may be returned, with a schema behind reasoning, and with a required call.
+/// Requests: for two choices with all that may be returned, with a choice of texts behind reasoning, and with a required call.
 fn requests() -> [Value; 3] {
     let more =
         json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}});

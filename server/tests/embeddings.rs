@@ -159,6 +159,11 @@ fn a_conversation_is_embedded_as_its_template_writes_it() {
         let pooled = SERVER.ok("/pooling", body)["data"][0]["data"].clone();
         assert_eq!(numbers(&pooled), expected[0]);
     }
+    let long = json!({"messages": [{"role": "user", "content": "word ".repeat(3000)}]});
+    assert_eq!(SERVER.post(EMBEDDINGS, &long).status, 400);
+    let mut cut = long;
+    cut["truncate_prompt_tokens"] = json!(5);
+    assert_eq!(SERVER.ok(EMBEDDINGS, cut)["usage"]["prompt_tokens"], 5);
     let both = SERVER.post(EMBEDDINGS, &json!({"messages": messages, "input": "a"}));
     assert_eq!((both.status, &both.error()["param"]), (400, &json!("messages")), "{}", both.body);
 }

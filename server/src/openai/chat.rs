@@ -198,7 +198,7 @@ struct Chat {
 }
 
 impl Chat {
-    fn prepare(work: &Work, fields: &Fields<'_>) -> choices::Prepared<Chat> {
+    fn prepare(work: &Work, fields: &Fields<'_>) -> choices::Submission<Chat> {
         work.must_generate()?;
         let (prepared, cost) = Prepared::new(work, ChatRequest::read(work, fields)?)?;
         cost.check(&work.options.limits)?;
@@ -211,7 +211,7 @@ impl Chat {
         Ok(((chat, vec![request]), cost))
     }
 
-    fn prepare_batch(work: &Work, fields: &Fields<'_>) -> choices::Prepared<Chat> {
+    fn prepare_batch(work: &Work, fields: &Fields<'_>) -> choices::Submission<Chat> {
         work.must_generate()?;
         let (request, conversations) = ChatRequest::read_batch(work, fields)?;
         let ChatRequest { mut options, mut tools, mut conversation, shows_reasoning, stops_reasoning } = request;

@@ -80,13 +80,13 @@ pub trait Choices: Send + Unpin + Sized + 'static {
 }
 
 /// A request with those of the engine, one per prompt, and their cost.
-pub type Prepared<C> = Result<((C, Vec<GenerationRequest>), Cost), ApiError>;
+pub type Submission<C> = Result<((C, Vec<GenerationRequest>), Cost), ApiError>;
 
 /// Responds to a request that `prepare` reads, whole or as a stream.
 pub async fn respond<C: Choices>(
     app: Arc<App>,
     request: Request,
-    prepare: fn(&Work, &Fields<'_>) -> Prepared<C>,
+    prepare: fn(&Work, &Fields<'_>) -> Submission<C>,
 ) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;
     let ((mut choices, requests), cost) = body.read(&app, prepare).await?;
@@ -136,7 +136,7 @@ struct Rendered {
 pub async fn render<C: Choices>(
     app: Arc<App>,
     request: Request,
-    prepare: fn(&Work, &Fields<'_>) -> Prepared<C>,
+    prepare: fn(&Work, &Fields<'_>) -> Submission<C>,
     is_list: bool,
 ) -> Result<Response, ApiError> {
     let mut body = body::receive(&app, request).await?;

@@ -111,7 +111,7 @@ struct Completion {
 }
 
 impl Completion {
-    fn prepare(work: &Work, fields: &Fields<'_>) -> choices::Prepared<Completion> {
+    fn prepare(work: &Work, fields: &Fields<'_>) -> choices::Submission<Completion> {
         work.must_generate()?;
         let mut request = CompletionRequest::read(work, fields)?;
         let least = request.prompts.iter().map(|input| input.least_tokens(work)).sum();

@@ -14,7 +14,7 @@ use crate::app::App;
 use crate::http::{ApiError, json};
 use crate::reply::{Envelope, Run, respond_vectors};
 use crate::request::encoding::Encoding;
-use crate::request::pooled::{Pooled, check_activation, finish, inputs};
+use crate::request::pooled::{Pooled, check_activation, finish};
 use crate::request::{Cost, Fields, Input, Work, body, unsupported};
 
 /// `POST /v1/embeddings`.
@@ -61,7 +61,7 @@ impl EmbeddingsRequest {
         unsupported::refuse(fields, &unsupported::EMBEDDINGS)?;
         pooled.read_prompt_name(work, fields)?;
         let dimensions = dimensions(work, fields)?;
-        let prompts = inputs(work, fields, "Texts to embed.")?;
+        let prompts = pooled.inputs(work, fields, "Texts to embed.")?;
         Ok(EmbeddingsRequest { encoding: Encoding::read(fields)?, dimensions, pooled, prompts })
     }
 }

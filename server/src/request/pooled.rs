@@ -101,6 +101,25 @@ impl Pooled {
         Ok(())
     }
 
+    /// Reads the texts of `input`, or of `messages` one conversation, which the chat template of the model writes as a text.
+    pub fn inputs(&self, work: &Work, fields: &Fields<'_>, description: &str) -> Result<Vec<Input>, ApiError> {
+        const INPUT: &str = "input";
+        let texts = prompts::given(work, fields, INPUT, description)?;
+        let conversation = Conversation::read(fields, &work.options.limits, None, &Reasoning::default(), false)?;
+        match (texts, conversation) {
+            (Some(_), Some(_)) => Err(ApiError::conflict("messages", INPUT)),
+            (Some(texts), None) => Ok(texts),
+            (None, Some(conversation)) => {
+                let prompt = conversation.render(work)?;
+                Ok(vec![Input::Ids(conversation.encode(work, &prompt, self.keep.is_none())?)])
+            }
+            (None, None) if fields.is_describing() => Ok(Vec::new()),
+            (None, None) => {
+                Err(ApiError::wrong(INPUT, &Value::Null, format!("{}, or messages", prompts::expected(work))))
+            }
+        }
+    }
+
     /// Token ids of prompts of one text each.
     pub fn prompts(&self, work: &Work, inputs: Vec<Input>, param: &str) -> Result<Vec<PooledPrompt>, ApiError> {
         let frame = if self.add_special { framed(work.tokenizer().frame(), param)? } else { Frame::default() };
@@ -280,24 +299,6 @@ pub fn finish(pooler: &Pooler, vector: Vec<f32>, dimensions: Option<usize>, use_
         (Task::Embed { normalised: false }, Some(true)) => pooler.at_length_1(&vector),
         (Task::Classify { scores, .. }, asked) if asked != Some(false) => scores.of(&vector),
         _ => vector,
-    }
-}
-
-/// Reads the texts of `input`, or of `messages` one conversation, which the chat template of the model writes as a text.
-pub fn inputs(work: &Work, fields: &Fields<'_>, description: &str) -> Result<Vec<Input>, ApiError> {
-    const INPUT: &str = "input";
-    let limits = &work.options.limits;
-    let texts = prompts::given(work, fields, INPUT, description)?;
-    let conversation = Conversation::read(fields, limits, None, &Reasoning::default(), false)?;
-    match (texts, conversation) {
-        (Some(_), Some(_)) => Err(ApiError::conflict("messages", INPUT)),
-        (Some(texts), None) => Ok(texts),
-        (None, Some(conversation)) => {
-            let prompt = conversation.render(work)?;
-            Ok(vec![Input::Ids(conversation.encode(work, &prompt, true)?)])
-        }
-        (None, None) if fields.is_describing() => Ok(Vec::new()),
-        (None, None) => Err(ApiError::wrong(INPUT, &Value::Null, format!("{}, or messages", prompts::expected(work)))),
     }
 }
 

@@ -89,6 +89,12 @@ pub const POOLED: [Field; 3] = [
 pub const EMBEDDINGS: [Field; 1] =
     [(&["input_type", "instruction"], EMPTY, "put the instruction into input, or use prompt_name")];
 
+/// Fields of vectors that labels do not have.
+pub const CLASSES: [Field; 2] = [
+    (&["embed_dtype"], r#"["float32"]"#, "remove it: scores are numbers in JSON"),
+    (&["endianness"], r#"["native", "little"]"#, "remove it: scores are numbers in JSON"),
+];
+
 /// Fields of embeddings that pooling does not have.
 pub const POOLING: [Field; 1] = [(&["dimensions"], "[]", "use /v1/embeddings")];
 

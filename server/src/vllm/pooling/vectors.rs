@@ -11,7 +11,7 @@ use crate::app::App;
 use crate::http::{ApiError, json};
 use crate::reply::{Envelope, Run, respond_vectors};
 use crate::request::encoding::Encoding;
-use crate::request::pooled::{Pooled, check_activation, finish, inputs};
+use crate::request::pooled::{Pooled, check_activation, finish};
 use crate::request::{Cost, Fields, Input, Work, body, unsupported};
 
 /// `POST /pooling`: an embedding, or the scores of labels, whichever the model gives.
@@ -46,7 +46,8 @@ impl PoolingRequest {
         let task = if is_embedding { "embed" } else { "classify" };
         fields.word("task", &[task], "What to return: what the model gives.")?;
         let encoding = Encoding::read(fields)?;
-        Ok(PoolingRequest { pooled, encoding, prompts: inputs(work, fields, "Texts to pool.")? })
+        let prompts = pooled.inputs(work, fields, "Texts to pool.")?;
+        Ok(PoolingRequest { pooled, encoding, prompts })
     }
 }
 
@@ -110,7 +111,9 @@ impl ClassifyRequest {
     pub fn read(work: &Work, fields: &Fields<'_>) -> Result<ClassifyRequest, ApiError> {
         let pooled = Pooled::read(work, fields)?;
         unsupported::refuse(fields, &unsupported::EMBEDDINGS)?;
-        Ok(ClassifyRequest { pooled, prompts: inputs(work, fields, "Texts to classify.")? })
+        unsupported::refuse(fields, &unsupported::CLASSES)?;
+        let prompts = pooled.inputs(work, fields, "Texts to classify.")?;
+        Ok(ClassifyRequest { pooled, prompts })
     }
 }
 
