@@ -5,10 +5,11 @@
 
 namespace quire {
 
-// Keys are reduced in partitions of this number of tokens, counted from the start of the sequence.
+// Keys are reduced in partitions of this number of tokens, counted from the start of the sequence; those that are split over thread
+// blocks possibly in smaller ones.
 constexpr uint32_t PARTITION = 512;
 
-// In place of a partition: all partitions, one after the other.
+// In place of a partition of the work list: the whole context, one partition after the other.
 constexpr uint32_t ALL_PARTITIONS = 0xffffffff;
 
 // In place of the partials of a sequence: it has none, because one thread block computes a row and head.
@@ -67,8 +68,8 @@ struct AttentionArgs : AttentionShape {
     float* lse;                    // null, or [rows, num_heads]: natural log of the sum of exp(score) and of exp(sink)
     float* partial_sums;           // [partials, num_heads, value_dim]: a partial is a partition of a row
     float* partial_states;         // [.., 2] with the same leading dimensions: greatest score (base 2), sum of weights
-    const uint2* work;             // null: a block for each row and head. Else [0].x items, then the items: a sequence of the
-                                   // batch, and a partition or ALL_PARTITIONS
+    const uint2* work;             // null: a block for each row and head. Else [0].x items, each a sequence of the batch and a
+                                   // partition of [0].y tokens or ALL_PARTITIONS, from [1] on
     const int32_t* first_partials; // [sequences of the batch]: index of the partial of partition 0 (may be negative, if that
                                    // is not an item), or NO_PARTIALS
     const int32_t* block_tables;   // [num_seqs, max_blocks]

@@ -180,18 +180,13 @@ __device__ __forceinline__ void attend_latents(TileSums<Shape>& out, typename Sh
     }
 }
 
-// Computes what the rows see of one partition and stores the partial results, or with ALL_PARTITIONS merges the partitions and
-// stores the output. All threads may reuse shared memory before and after.
+// Computes what the rows see of a partition of the work list and stores the partial results, or merges all partitions and stores the
+// output. All threads may reuse shared memory before and after.
 template <class Shape>
 __device__ __forceinline__ void compute_latent_rows(const AttentionArgs& args, typename Shape::Shared& shared,
-                                                    const TileTask& task, TileRows<Shape>& tile, uint32_t partition) {
-    const bool split = partition != ALL_PARTITIONS;
-    uint32_t first = tile.visible.first, end = tile.visible.end;
-    if (split) {
-        first = max(first, partition * PARTITION);
-        end = min(end, (partition + 1) * PARTITION);
-        if (first >= end) return;
-    }
+                                                    const TileTask& task, TileRows<Shape>& tile, const Piece& piece) {
+    const uint32_t first = max(tile.visible.first, piece.first), end = min(tile.visible.end, piece.end);
+    if (piece.is_split() && first >= end) return;
     if (first < end) load_latent_query<Shape>(shared, args, tile.rows);
     SoftmaxState states[2];
     TileSums<Shape> out;
@@ -201,8 +196,8 @@ __device__ __forceinline__ void compute_latent_rows(const AttentionArgs& args, t
         out.clear();
         attend_latents<Shape>(out, shared, task, tile.rows, Visible(max(first, start), min(end, start + PARTITION)));
         out.normalise(args.kv_format);
-        if (split) {
-            store_partials(args, out, tile, partition);
+        if (piece.is_split()) {
+            store_partials(args, out, tile, piece.partition);
             return;
         }
         const Factors factors[2] = {merge(states[0], out.state(0)), merge(states[1], out.state(1))};

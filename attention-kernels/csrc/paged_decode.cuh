@@ -37,16 +37,16 @@ __device__ __forceinline__ SoftmaxState merge_warps(const WarpResults<Rows>& war
     return whole;
 }
 
-// Computes one partition of a row and head, or all. All threads may reuse `shared` before and after.
+// Computes a piece of the context of a row and head. All threads may reuse `shared` before and after.
 template <class Rows>
 __device__ __forceinline__ void decode(const AttentionArgs& args, WarpResults<Rows>& shared, const Row& row, uint32_t head,
-                                       uint32_t partition) {
+                                       const Piece& piece) {
     constexpr int PER_THREAD = (Rows::MAX_HEAD + DECODE_THREADS - 1) / DECODE_THREADS;
     using T = typename Rows::Element;
     const uint32_t value_dim = Rows::value_dim(args), warp = threadIdx.x / 32;
-    const bool split = partition != ALL_PARTITIONS;
-    const uint32_t first = row.visible.first, end = row.visible.end;
-    if (!row.exists || (split && ((partition + 1) * PARTITION <= first || partition * PARTITION >= end))) return;
+    const bool split = piece.is_split();
+    const uint32_t first = max(row.visible.first, piece.first), end = min(row.visible.end, piece.end);
+    if (!row.exists || (split && first >= end)) return;
     const int64_t index = static_cast<int64_t>(row.index) * args.num_heads + head;
 
     const Task task(args, row, head);
@@ -58,8 +58,8 @@ __device__ __forceinline__ void decode(const AttentionArgs& args, WarpResults<Ro
 #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) sums[i] = 0.0f;
 
-    for (uint32_t p = split ? partition : first / PARTITION; p * PARTITION < end; p++) {
-        const SoftmaxState mine = attend(rows, task, p * PARTITION);
+    for (uint32_t start = split ? piece.first : first / PARTITION * PARTITION; start < end; start += PARTITION) {
+        const SoftmaxState mine = attend(rows, task, start, min(end, start + PARTITION));
         rows.store_sums(args, shared.sums[warp]);
         if (threadIdx.x % 32 == 0) {
             shared.max[warp] = mine.max;
@@ -68,7 +68,7 @@ __device__ __forceinline__ void decode(const AttentionArgs& args, WarpResults<Ro
         __syncthreads();
         float of_warp[WARPS];
         const SoftmaxState part = merge_warps(shared, of_warp);
-        const int64_t partial = split ? partial_of(args, row.seq, p, row.of_seq, head) : 0;
+        const int64_t partial = split ? partial_of(args, row.seq, piece.partition, row.of_seq, head) : 0;
         const Factors factors = merge(folded, part);
 #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
@@ -107,17 +107,17 @@ __device__ __forceinline__ void paged_decode(const AttentionArgs& args) {
     const uint32_t parts = args.query_len * args.num_heads;
     const uint32_t units = args.work ? Unit::count(args, parts) : gridDim.x;
     for (uint32_t i = blockIdx.x; i < units; i += gridDim.x) {
-        uint32_t partition = ALL_PARTITIONS;
+        Piece piece;
         Row row;
         if (args.work) {
             const Unit unit(args, i, parts);
             if (unit.seq >= args.num_seqs) continue;
             row = Row(args, unit.seq, unit.part / args.num_heads);
-            partition = unit.partition;
+            piece = unit.piece;
         } else {
             row = Row::nth(args, i / args.num_heads);
         }
-        decode(args, shared, row, i % args.num_heads, partition);
+        decode(args, shared, row, i % args.num_heads, piece);
     }
 }
 

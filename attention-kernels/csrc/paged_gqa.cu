@@ -23,7 +23,7 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
         if (unit.seq >= args.num_seqs) continue;
         const uint32_t kv_head = unit.part / tiles;
         TileRows<Shape> tile(args, unit.seq, kv_head, unit.part % tiles * Shape::ROWS);
-        compute_rows(args, shared, TileTask(args, unit.seq, kv_head, tile.sparse), tile, unit.partition);
+        compute_rows(args, shared, TileTask(args, unit.seq, kv_head, tile.sparse), tile, unit.piece);
     }
 }
 

@@ -26,12 +26,12 @@ using Latents16 = LatentShape<T, KV8, KEY, KEY - ROTATED, 1, 4>;
 // Computes the rows of a unit of the work list. Sums of several partitions take the smaller tiles.
 template <class Wide, class Narrow>
 __device__ __forceinline__ void latent_unit(const AttentionArgs& args, unsigned char* memory, uint32_t seq, uint32_t kv_head,
-                                            uint32_t first_row, uint32_t partition) {
+                                            uint32_t first_row, const Piece& piece) {
     TileRows<Wide> tile(args, seq, kv_head, first_row);
     const bool one = tile.visible.first / PARTITION == (max(tile.visible.end, 1u) - 1) / PARTITION;
-    if (Wide::FOLDS || partition != ALL_PARTITIONS || one) {
+    if (Wide::FOLDS || piece.is_split() || one) {
         auto& shared = *reinterpret_cast<typename Wide::Shared*>(memory);
-        compute_latent_rows<Wide>(args, shared, TileTask(args, seq, kv_head, tile.sparse), tile, partition);
+        compute_latent_rows<Wide>(args, shared, TileTask(args, seq, kv_head, tile.sparse), tile, piece);
         return;
     }
     if constexpr (!Wide::FOLDS) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void latent_unit(const AttentionArgs& args, unsigned 
 #pragma unroll 1
         for (uint32_t row = first_row; row < first_row + Wide::ROWS; row += Narrow::ROWS) {
             TileRows<Narrow> part(args, seq, kv_head, row);
-            compute_latent_rows<Narrow>(args, shared, TileTask(args, seq, kv_head, part.sparse), part, partition);
+            compute_latent_rows<Narrow>(args, shared, TileTask(args, seq, kv_head, part.sparse), part, piece);
         }
     }
 }
@@ -59,7 +59,7 @@ struct LatentDecode {
             if (unit.seq >= args.num_seqs) continue;
             if (!Wide::FOLDS) __syncthreads();  // the unit before may have divided shared memory otherwise
             const uint32_t first_row = unit.part % tiles * Wide::ROWS;
-            latent_unit<Wide, Narrow>(args, memory, unit.seq, unit.part / tiles, first_row, unit.partition);
+            latent_unit<Wide, Narrow>(args, memory, unit.seq, unit.part / tiles, first_row, unit.piece);
         }
     }
 };
@@ -74,7 +74,7 @@ struct LatentPrefill {
         const uint32_t kv_head = blockIdx.y;
         TileRows<Shape> tile(args, block.seq, kv_head, block.first_row);
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
-        compute_latent_rows<Shape>(args, shared, TileTask(args, block.seq, kv_head, tile.sparse), tile, ALL_PARTITIONS);
+        compute_latent_rows<Shape>(args, shared, TileTask(args, block.seq, kv_head, tile.sparse), tile, Piece());
     }
 };
 
@@ -89,7 +89,7 @@ struct LatentChosen {
         TileTask task(args, row.seq, 0, tile.sparse);
         task.chosen = chosen_of(args, row);
         auto& shared = *reinterpret_cast<typename Shape::Shared*>(memory);
-        compute_latent_rows<Shape>(args, shared, task, tile, ALL_PARTITIONS);
+        compute_latent_rows<Shape>(args, shared, task, tile, Piece());
     }
 };
 

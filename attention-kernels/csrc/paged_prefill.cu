@@ -20,7 +20,7 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
     const uint32_t kv_head = blockIdx.y;
     TileRows<Shape> tile(args, block.seq, kv_head, block.first_row);
     auto& shared = *reinterpret_cast<TileShared<Shape>*>(memory);
-    compute_rows(args, shared, TileTask(args, block.seq, kv_head, tile.sparse), tile, ALL_PARTITIONS);
+    compute_rows(args, shared, TileTask(args, block.seq, kv_head, tile.sparse), tile, Piece());
 }
 
 }  // namespace quire

@@ -63,7 +63,8 @@ __device__ __forceinline__ void paged_reduce(const AttentionArgs& args) {
     const Row row = Row::nth(args, blockIdx.x / args.num_heads);
     if (!row.exists || args.first_partials[args.first_seq + row.seq] == NO_PARTIALS) return;
     const bool has_element = d < args.value_dim;
-    const uint32_t begin = row.visible.first / PARTITION, end = (row.visible.end + PARTITION - 1) / PARTITION;
+    const uint32_t size = args.work[0].y;
+    const uint32_t begin = row.visible.first / size, end = (row.visible.end + size - 1) / size;
     const int64_t first = partial_of(args, row.seq, 0, row.of_seq, head);
     const int64_t step = partial_of(args, row.seq, 1, row.of_seq, head) - first;
     const float* sums = args.partial_sums + (has_element ? d : 0);

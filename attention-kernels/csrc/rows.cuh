@@ -72,15 +72,31 @@ struct Row {
     }
 };
 
+// The tokens of a context that a thread block computes at a time: a partition of the work list, or all.
+struct Piece {
+    uint32_t partition = ALL_PARTITIONS;
+    uint32_t first = 0, end = 0xffffffff;
+
+    Piece() = default;
+    __device__ __forceinline__ Piece(const AttentionArgs& args, uint32_t partition) : partition(partition) {
+        if (!is_split()) return;
+        const uint32_t size = args.work[0].y;
+        first = partition * size;
+        end = first + size;
+    }
+    __device__ __forceinline__ bool is_split() const { return partition != ALL_PARTITIONS; }
+};
+
 // What a thread block computes at a time: `part` of `parts` of an item of the work list. A launch has as many blocks as the
 // device runs at once, and each takes every gridDim.x-th unit, so one grid serves any lengths.
 struct Unit {
-    uint32_t seq, partition, part;
+    uint32_t seq, part;
+    Piece piece;
 
     __device__ __forceinline__ Unit(const AttentionArgs& args, uint32_t unit, uint32_t parts) {
         const uint2 item = args.work[1 + unit / parts];
         seq = item.x - args.first_seq;
-        partition = item.y;
+        piece = Piece(args, item.y);
         part = unit % parts;
     }
     static __device__ __forceinline__ uint32_t count(const AttentionArgs& args, uint32_t parts) {

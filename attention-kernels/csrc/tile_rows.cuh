@@ -138,18 +138,13 @@ __device__ __forceinline__ void store_output(const AttentionArgs& args, const Ti
     }
 }
 
-// Computes what the rows see of one partition and stores the partial results, or with ALL_PARTITIONS merges the partitions
-// and stores the output. All threads may reuse shared memory before and after.
+// Computes what the rows see of a partition of the work list and stores the partial results, or merges all partitions and stores the
+// output. All threads may reuse shared memory before and after.
 template <class Shape>
 __device__ __forceinline__ void compute_rows(const AttentionArgs& args, TileShared<Shape>& shared, const TileTask& task,
-                                             TileRows<Shape>& tile, uint32_t partition) {
-    const bool split = partition != ALL_PARTITIONS;
-    uint32_t first = tile.visible.first, end = tile.visible.end;
-    if (split) {
-        first = max(first, partition * PARTITION);
-        end = min(end, (partition + 1) * PARTITION);
-        if (first >= end) return;
-    }
+                                             TileRows<Shape>& tile, const Piece& piece) {
+    const uint32_t first = max(tile.visible.first, piece.first), end = min(tile.visible.end, piece.end);
+    if (piece.is_split() && first >= end) return;
     uint32_t query[Shape::D / 16][4];
     // `attend` passes the barrier that shared memory then needs.
     if (first < end) load_query<Shape>(query, shared.tile, args, tile.rows);
@@ -160,8 +155,8 @@ __device__ __forceinline__ void compute_rows(const AttentionArgs& args, TileShar
         out.clear();
         attend<Shape>(out, shared.tile, task, tile.rows, query, Visible(max(first, start), min(end, start + PARTITION)));
         out.normalise(args.kv_format);
-        if (split) {
-            store_partials(args, out, tile, partition);
+        if (piece.is_split()) {
+            store_partials(args, out, tile, piece.partition);
             return;
         }
         const Factors factors[2] = {merge(states[0], out.state(0)), merge(states[1], out.state(1))};

@@ -252,12 +252,11 @@ struct GenericRows {
     }
 };
 
-// Processes this warp's chunks of the partition that starts at `start`. Leaves their weighted values in `rows.sums` of the
+// Processes this warp's chunks of the tokens `start` to `end` - 1 of a partition. Leaves their weighted values in `rows.sums` of the
 // lanes and returns the softmax state, which is the same in all lanes.
 template <class Rows>
-__device__ __forceinline__ SoftmaxState attend(Rows& rows, const Task& task, uint32_t start) {
+__device__ __forceinline__ SoftmaxState attend(Rows& rows, const Task& task, uint32_t start, uint32_t end) {
     const uint32_t lane = threadIdx.x % 32, first = task.visible.first;
-    const uint32_t end = min(task.visible.end, start + PARTITION);
     const bool is_sparse = task.sparse.heads;
     SoftmaxState state;
     rows.clear();

@@ -81,7 +81,7 @@ pub use sparse::{BlockSparse, Pattern, Runs};
 pub use swap::SwapSpace;
 pub use tables::BlockTables;
 pub use upload::Upload;
-pub use variant::{Capabilities, Kernel, Latents, Operation, Sizes, Variant};
+pub use variant::{Capabilities, ItemsAtOnce, Kernel, Latents, Operation, Sizes, Variant};
 pub use workspace::{Workspace, WorkspaceLimits};
 
 /// Parts without a public interface that tests call: they are not compiled a second time for unit tests.

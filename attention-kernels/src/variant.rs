@@ -3,15 +3,16 @@
 use std::fmt;
 
 use device::profile::{self, Cost, Running};
-use device::{Device, Queue};
+use device::{Device, DeviceError, Queue};
 use linear::Arithmetic;
 use simd::Isa;
 
 use crate::args::{AttentionArgs, BlockCopyArgs, CacheWriteArgs, KvCache, LinearArgs};
 use crate::error::KernelError;
-use crate::format::{Dtype, KvDtype, Layout};
+use crate::format::{CacheFormat, Dtype, KvDtype, Layout};
 use crate::low_rank::LowRankArgs;
 use crate::plugin::LoadedKernel;
+use crate::shape::KvShape;
 
 /// Operation that a kernel performs. `Display` prints its key in the `[kernels]` table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -173,6 +174,10 @@ pub(crate) fn most_shared_bytes(capability: (u32, u32)) -> usize {
     kib << 10
 }
 
+/// Returns how many items of the list of work a device computes at once, for a cache of this format and shape and a number of query
+/// heads.
+pub type ItemsAtOnce = fn(&dyn Device, CacheFormat, KvShape, usize) -> Result<usize, DeviceError>;
+
 /// What a variant supports. [`Capabilities::NONE`] is the base for new ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Capabilities {
@@ -203,6 +208,9 @@ pub struct Capabilities {
     pub block_sizes: Sizes,
     /// Divisor of the bytes of one head's block.
     pub block_bytes_step: usize,
+    /// For decode by a list of work whose contexts may be split further for few sequences: how many items of the list the device
+    /// computes at once.
+    pub items_at_once: Option<ItemsAtOnce>,
     /// Most query rows per sequence.
     pub max_query_len: usize,
     /// For decode: query rows per sequence up to which a set prefers the variant to that of prefill.
@@ -262,6 +270,7 @@ impl Capabilities {
         head_sizes: Sizes::List(&[]),
         block_sizes: Sizes::List(&[]),
         block_bytes_step: 1,
+        items_at_once: None,
         max_query_len: usize::MAX,
         decode_rows: 1,
         window: false,
@@ -323,6 +332,24 @@ pub struct Variant {
 }
 
 impl Variant {
+    /// Returns how many items of the list of work this decode kernel computes at once; 0 if contexts are not to be split further for few
+    /// sequences, as on a device whose results must not depend on the batch.
+    ///
+    /// # Errors
+    /// The kernel cannot be loaded.
+    pub fn items_at_once(
+        &self,
+        device: &dyn Device,
+        format: CacheFormat,
+        shape: KvShape,
+        num_heads: usize,
+    ) -> Result<usize, DeviceError> {
+        match self.capabilities.items_at_once {
+            Some(of) if !device.features().deterministic => of(device, format, shape, num_heads),
+            _ => Ok(0),
+        }
+    }
+
     /// Computes attention; for variants of [`Operation::Decode`] and [`Operation::Prefill`].
     ///
     /// # Errors

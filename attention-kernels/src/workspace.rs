@@ -13,8 +13,8 @@ use device::{Buffer, Device, DeviceError};
 use crate::batch::AttentionBatch;
 use crate::error::{KernelError, at_least, check_copies, check_slots, expect};
 use crate::mirror::Mirror;
-use crate::shape::{KvShape, PARTITION};
-use crate::work::{NO_PARTIALS, WorkList};
+use crate::shape::KvShape;
+use crate::work::{LEAST_PARTITION, NO_PARTIALS, WorkList};
 
 /// Size of the largest step that a [`Workspace`] can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +33,13 @@ pub struct WorkspaceLimits {
     pub num_heads: usize,
     /// Elements per head.
     pub head_dim: usize,
-    /// Number of partial results of contexts that are split over thread blocks, one for each partition of [`PARTITION`] tokens
-    /// and query row; each costs `num_heads * (head_dim + 2) * 4` bytes. Contexts that find no space are not split, which
+    /// Number of partial results of contexts that are split over thread blocks, one for each partition and query row; each costs
+    /// `num_heads * (head_dim + 2) * 4` bytes. Contexts that find no space are not split, which
     /// changes no bit. 0: contexts are never split.
     pub max_partials: usize,
+    /// Items of the list of work that the decode kernel computes at once ([`Variant::items_at_once`](crate::Variant::items_at_once)):
+    /// while a step has fewer, its partitions are smaller. 0: always [`PARTITION`](crate::PARTITION) tokens.
+    pub items_at_once: usize,
     /// Number of block copies of a step.
     pub max_copies: usize,
 }
@@ -49,7 +52,7 @@ impl WorkspaceLimits {
 
     /// Returns the bytes of each buffer, in the order of the fields of [`Workspace`].
     fn sizes(&self) -> [usize; 9] {
-        let longest = (self.max_blocks * self.block_size).div_ceil(PARTITION);
+        let longest = (self.max_blocks * self.block_size).div_ceil(LEAST_PARTITION as usize);
         let partials = self.max_partials.min(self.max_rows * longest);
         [
             WorkList::bytes(self.max_seqs, partials),
@@ -68,7 +71,7 @@ impl WorkspaceLimits {
 /// Arrays of a step and space for partial results, on the device.
 pub struct Workspace {
     limits: WorkspaceLimits,
-    /// Number of items, padded to 8 bytes, then `[items, 2]` u32 ([`WorkList`]).
+    /// The words of [`WorkList::words`].
     pub(crate) work: Mirror,
     /// `[num_seqs]` i32.
     pub(crate) first_partials: Mirror,
@@ -171,7 +174,8 @@ impl Workspace {
         self.query_starts.set(batch.query_starts.iter().map(|x| x.to_ne_bytes()))?;
         self.slot_mapping.set(slot_mapping.iter().map(|x| x.to_ne_bytes()))?;
         let work = &mut self.loaded.work;
-        work.plan(batch, window, self.partial_states.len_bytes() / (2 * size_of::<f32>() * limits.num_heads.max(1)));
+        let space = self.partial_states.len_bytes() / (2 * size_of::<f32>() * limits.num_heads.max(1));
+        work.plan(batch, window, space, limits.items_at_once);
         self.work.set(work.words())?;
         self.first_partials.set(work.first_partials.iter().map(|x| x.to_ne_bytes()))?;
         self.loaded.context_lens.extend_from_slice(&batch.context_lens);

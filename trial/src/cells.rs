@@ -130,8 +130,10 @@ fn attention(case: &Case<'_>, found: Found<'_>) -> Result<(), KernelError> {
     let truth = problem.truth_of((1..=sampled).map(|i| i * rows / sampled - 1).collect());
     let visible: usize = (1..=shape.query_len).map(|row| shape.context - shape.query_len + row).sum();
     let cache = 2 * shape.batch * shape.context * shape.kv_heads * format.row_bytes(shape.head_size);
-    let places: Vec<OnDevice<'_>> = (0..case.sets(cache)).map(|_| problem.on(device)).collect::<Result<_, _>>()?;
+    let mut places: Vec<OnDevice<'_>> = (0..case.sets(cache)).map(|_| problem.on(device)).collect::<Result<_, _>>()?;
     for variant in variants {
+        let at_once = variant.items_at_once(&**device, format, problem.shape, shape.heads)?;
+        places = places.into_iter().map(|place| place.split_for(at_once)).collect::<Result<_, _>>()?;
         let (results, kernels) = case.first(|| places[0].run(variant, all.clone(), false))?;
         let mut output = places[0].output()?;
         let time = case.time(|i| places[i % places.len()].call(variant, all.clone(), &mut output, None))?;
@@ -173,6 +175,7 @@ pub fn write_workspace(
         num_heads: shape.num_kv_heads,
         head_dim: shape.head_dim,
         max_partials: 0,
+        items_at_once: 0,
         max_copies: copies,
     };
     Ok(Workspace::new(device, limits)?)

@@ -56,6 +56,7 @@ impl Problem {
             num_heads: self.num_heads,
             head_dim: self.shape.head_dim,
             max_partials,
+            items_at_once: 0,
             max_copies: 0,
         };
         let mut workspace = Workspace::new(&**device, limits)?;
@@ -107,6 +108,17 @@ pub struct Results {
 pub const UNTOUCHED: u8 = 0x55;
 
 impl OnDevice<'_> {
+    /// Makes the list of work anew, for a kernel that computes so many items at once ([`WorkspaceLimits::items_at_once`]).
+    ///
+    /// # Errors
+    /// As [`Problem::on`].
+    pub fn split_for(mut self, items_at_once: usize) -> Result<Self, KernelError> {
+        let limits = WorkspaceLimits { items_at_once, ..*self.workspace.limits() };
+        self.workspace = Workspace::new(&*self.device, limits)?;
+        self.workspace.load(&*self.device, &self.problem.batch, &[], self.problem.window)?;
+        Ok(self)
+    }
+
     /// Allocates the output of all rows, filled with [`UNTOUCHED`].
     ///
     /// # Errors

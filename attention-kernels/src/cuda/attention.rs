@@ -1,12 +1,13 @@
 //! Launches of the attention kernels.
 
-use device::{Arg, Buffer, Device, Launch, Tensor};
+use device::{Arg, Buffer, Device, DeviceError, Launch, Tensor};
 
 use super::names::{self, MODULE, Name};
 use super::parameters::{AttentionShape, count, kv_format, scale_pointers};
 use crate::args::AttentionArgs;
 use crate::error::{KernelError, at_least, expect};
-use crate::format::{Dtype, KvDtype};
+use crate::format::{CacheFormat, Dtype, KvDtype};
+use crate::shape::KvShape;
 use crate::sparse::SparseNumbers;
 use crate::workspace::Workspace;
 
@@ -45,6 +46,37 @@ pub(super) fn grouped(device: &dyn Device, args: AttentionArgs<'_>) -> Result<()
     let rows = device.tile(MODULE, &kernel)?.rows.max(1) as usize;
     let tiles = (call.query_len * call.group()).div_ceil(rows);
     call.by_work_list(device, &kernel, args.cache.shape.num_kv_heads * tiles)
+}
+
+/// Items of the list of work that [`grouped`] computes at once.
+pub(super) fn grouped_at_once(
+    device: &dyn Device,
+    format: CacheFormat,
+    shape: KvShape,
+    num_heads: usize,
+) -> Result<usize, DeviceError> {
+    let kernel = names::instance("paged_gqa", format, shape.head_dim);
+    kernel.map_or(Ok(0), |kernel| at_once(device, &kernel, shape, num_heads))
+}
+
+/// The same of [`latent_decode`].
+pub(super) fn latent_at_once<const ROWS: usize>(
+    device: &dyn Device,
+    format: CacheFormat,
+    shape: KvShape,
+    num_heads: usize,
+) -> Result<usize, DeviceError> {
+    at_once(device, &names::latent("latent_decode", ROWS, format, shape.head_dim), shape, num_heads)
+}
+
+/// Thread blocks of a kernel that the device runs at once, over those of an item with one row for each head.
+fn at_once(device: &dyn Device, kernel: &str, shape: KvShape, num_heads: usize) -> Result<usize, DeviceError> {
+    let tile = device.tile(MODULE, kernel)?;
+    let group = num_heads / shape.num_kv_heads.max(1);
+    let parts = shape.num_kv_heads * group.div_ceil(tile.rows.max(1) as usize);
+    let block = [tile.threads, 1, 1];
+    let launch = Launch { module: MODULE, kernel, grid: [1; 3], block, shared_bytes: 0, args: &[] };
+    Ok(device.resident_blocks(&launch)? as usize / parts.max(1))
 }
 
 /// Prefill in tiles of query rows. A thread block merges the partitions of a context one after the other.
@@ -173,8 +205,7 @@ impl<'a> Call<'a> {
             return Err(self.unsupported(format!("keys of {dim}, values of {value_dim} and {format}")));
         }
         expect("query stride modulo 8", self.args.query_stride % 8, 0)?;
-        let suffix = names::suffix(format);
-        Ok(Name::new(format_args!("{kernel}_{rows}_{}_h{dim}{suffix}", format.dtype)))
+        Ok(names::latent(kernel, rows, format, dim))
     }
 
     /// Query heads per KV head.

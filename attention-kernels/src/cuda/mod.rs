@@ -78,7 +78,8 @@ const fn tiles(rank: u32) -> Capabilities {
 }
 
 // A prefill kernel would give 16 rows of a long context to one thread block of each KV head.
-const GROUPED: Capabilities = Capabilities { decode_rows: MOST_ROWS, ..tiles(2) };
+const GROUPED: Capabilities =
+    Capabilities { decode_rows: MOST_ROWS, items_at_once: Some(attention::grouped_at_once), ..tiles(2) };
 register!("cuda.paged_gqa", Decode, GROUPED, Attention(attention::grouped));
 register!(
     "cuda.paged_v2",
@@ -128,9 +129,11 @@ const LATENT: Capabilities = Capabilities {
     ..attention(HALVES, Sizes::List(&[names::LATENTS[0][0]]), "cuda.latents", 1)
 };
 const LATENT_64: Capabilities = Capabilities { shared_bytes: 163 << 10, rank: 2, ..LATENT };
-register!("cuda.latent_64", Decode, LATENT_64, Attention(|device, args| attention::latent_decode(64, device, args)));
+const SHARED_64: Capabilities = Capabilities { items_at_once: Some(attention::latent_at_once::<64>), ..LATENT_64 };
+const SHARED_16: Capabilities = Capabilities { items_at_once: Some(attention::latent_at_once::<16>), ..LATENT };
+register!("cuda.latent_64", Decode, SHARED_64, Attention(|device, args| attention::latent_decode(64, device, args)));
 register!("cuda.latent_64", Prefill, LATENT_64, Attention(|device, args| attention::latent_prefill(32, device, args)));
-register!("cuda.latent_16", Decode, LATENT, Attention(|device, args| attention::latent_decode(16, device, args)));
+register!("cuda.latent_16", Decode, SHARED_16, Attention(|device, args| attention::latent_decode(16, device, args)));
 register!("cuda.latent_16", Prefill, LATENT, Attention(|device, args| attention::latent_prefill(16, device, args)));
 
 register!("cuda.reshape_and_cache", CacheWrite, Capabilities { latent: Latents::Any, ..ANY }, CacheWrite(cache::write));

@@ -79,6 +79,11 @@ pub(super) fn instance(kernel: &str, format: CacheFormat, head_dim: usize) -> Op
     exists.then(|| Name::new(format_args!("{kernel}_{}_h{head_dim}{}", format.dtype, suffix(format))))
 }
 
+/// Returns the instance of a kernel for latents of `dim` elements, in tiles of `rows` rows.
+pub(super) fn latent(kernel: &str, rows: usize, format: CacheFormat, dim: usize) -> Name {
+    Name::new(format_args!("{kernel}_{rows}_{}_h{dim}{}", format.dtype, suffix(format)))
+}
+
 /// Returns the part of a name that says that elements of the cache have 8 bits.
 pub(super) fn suffix(format: CacheFormat) -> &'static str {
     if format.kv_dtype.is_byte() { "_kv8" } else { "" }

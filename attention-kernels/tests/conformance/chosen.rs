@@ -150,6 +150,7 @@ impl Inputs {
             num_heads: heads,
             head_dim: self.sizes.key(),
             max_partials: 0,
+            items_at_once: 0,
             max_copies: 0,
         };
         let mut workspace = Workspace::new(device, limits).unwrap();

@@ -56,7 +56,7 @@ fn cache_bytes(look: &Look) -> u64 {
 
 #[test]
 fn grouped_decode_reads_each_key_and_value_once_whatever_the_group() {
-    let groups = [((2, 2), 1), ((6, 2), 1), ((8, 2), 1), ((16, 1), 1), ((8, 2), 4), ((2, 2), 16), ((6, 2), 5)];
+    let groups = [((2, 2), 1), ((6, 2), 1), ((16, 1), 1), ((8, 2), 1), ((8, 2), 4), ((2, 2), 16), ((6, 2), 5)];
     for (i, (heads, rows)) in groups.into_iter().enumerate() {
         // Several rows of 64 elements would be more than a hundredth of the keys and values of a partition.
         let dim = if rows > 1 { 128 } else { [64, 128, 256][i % 3] };
@@ -121,6 +121,26 @@ fn grouped_decode_multiplies_whole_tiles_and_waits_three_times_for_each() {
     let reduce = counts["paged_reduce"];
     assert_eq!((reduce.blocks, reduce.busy_blocks), (16, 8));
     assert_eq!(reduce.written_bytes, 8 * 128 * 2);
+}
+
+/// As many blocks share a context as the device runs at once.
+#[test]
+fn a_short_context_alone_is_read_by_as_many_blocks_as_run_at_once() {
+    let Some((device, tally)) = counting() else { return };
+    let problem = Problem::new(1, &look((8, 2), 128, vec![(1, 512)]));
+    let variant = variants(Operation::Decode).into_iter().find(|variant| variant.name == "cuda.paged_gqa").unwrap();
+    let of_device = variant.items_at_once(&*device, problem.format, problem.shape, 8).unwrap();
+    for (at_once, parts) in [(0, 1), (2, 2), (9, 8), (of_device, 8)] {
+        let on_device = problem.on(&device).unwrap().split_for(at_once).unwrap();
+        let mut output = on_device.output().unwrap();
+        tally.take();
+        on_device.call(variant, 0..1, &mut output, None).unwrap();
+        let counts = tally.take();
+        let (_, gqa) = &counts["paged_gqa_bf16_h128"];
+        assert_eq!((gqa.blocks, gqa.busy_blocks), (2 * parts, 2 * parts), "{at_once} items");
+        // Tiles are the same; a block waits for its query and for its first places.
+        assert_eq!((gqa.products, gqa.barriers), (2 * 8 * (8 * 8 + 4 * 16 + 4 * 4), 2 * (4 * 8 + 2 * parts)));
+    }
 }
 
 #[test]

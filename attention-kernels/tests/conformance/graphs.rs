@@ -32,6 +32,7 @@ fn one_graph_serves_contexts_of_any_length_with_one_row_and_with_several() {
                 num_heads: 6,
                 head_dim: 32,
                 max_partials,
+                items_at_once: 0,
                 max_copies: 0,
             };
             let mut workspace = Workspace::new(&*device, limits).unwrap();

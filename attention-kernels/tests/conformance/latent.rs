@@ -66,6 +66,9 @@ fn space_for_partial_results_changes_no_bit_of_latents() {
                 .map(|space| problem.with_partials(&device, space).unwrap().run(variant, seqs.clone(), true).unwrap());
             none.check(variant, &problem, &problem.truth()).unwrap();
             assert!(none == all, "{name}, {kv_dtype}");
+            // In partitions of 64 tokens.
+            let further = problem.on(&device).unwrap().split_for(40).unwrap();
+            further.run(variant, seqs.clone(), true).unwrap().check(variant, &problem, &problem.truth()).unwrap();
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The kernel that merges the partial results of split contexts, beside one that merges while it reads the context.
+//! Contexts that are split: who computes their parts, and the kernel that merges the results, beside one that merges while it reads.
 
-use attention_kernels::{CacheFormat, Dtype, Operation, PARTITION};
+use attention_kernels::{BlockSparse, CacheFormat, Dtype, KvDtype, Operation, PARTITION};
 use trial::{Look, Problem};
 
 use super::attention::variant;
@@ -19,6 +19,40 @@ fn more_partitions_than_threads_merge_in_order() {
             let [want, got] = ["cuda.paged_v1", "cuda.paged_v2"]
                 .map(|name| on_device.run(variant(Operation::Decode, name), 0..lens.len(), true).unwrap());
             assert!(got == want, "window {window:?}");
+        }
+    }
+}
+
+/// Where bits may depend on the batch, partitions may be smaller.
+#[test]
+fn contexts_in_smaller_partitions_are_attended_to_whole() {
+    let sparse = BlockSparse {
+        block_size: 64,
+        local_blocks: 2,
+        vertical_stride: 3,
+        head_sliding_step: 1,
+        first_head: 0,
+        first_kv_head: 0,
+    };
+    for device in devices::gpus(5) {
+        let lens = vec![(1, PARTITION + 70), (3, 130), (1, 0), (1, 64), (17, 90), (1, 63)];
+        for (name, kv_dtype, dim, window, sparse) in [
+            ("cuda.paged_gqa", KvDtype::Same, 128, None, None),
+            ("cuda.paged_gqa", KvDtype::Int8PerToken, 256, Some(100), None),
+            ("cuda.paged_gqa", KvDtype::Same, 64, None, Some(sparse)),
+            ("cuda.paged_v2", KvDtype::Same, 80, Some(70), None),
+            ("cuda.generic", KvDtype::Fp8E4m3, 20, None, None),
+        ] {
+            let format = CacheFormat { dtype: Dtype::F16, kv_dtype, ..CacheFormat::default() };
+            let look = Look { heads: (6, 2), dim, window, sparse, sinks: true, ..Look::plain(format, lens.clone()) };
+            let (problem, variant) = (Problem::new(6, &look), variant(Operation::Decode, name));
+            let (truth, all) = (problem.truth(), 0..lens.len());
+            // 6 items at first; 7 of 256 tokens, 15 of 64.
+            for at_once in [8, 40] {
+                let on_device = problem.on(&device).unwrap().split_for(at_once).unwrap();
+                let got = on_device.run(variant, all.clone(), true).unwrap();
+                got.check(variant, &problem, &truth).unwrap();
+            }
         }
     }
 }

@@ -21,6 +21,7 @@ const LIMITS: WorkspaceLimits = WorkspaceLimits {
     num_heads: 4,
     head_dim: 64,
     max_partials: 0,
+    items_at_once: 0,
     max_copies: 0,
 };
 

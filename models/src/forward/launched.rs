@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
-use attention_kernels::{ChosenMemory, Dtype, KernelError, KernelSet, KvCache, Mirror, Upload, Workspace};
+use attention_kernels::{
+    ChosenMemory, Dtype, KernelError, KernelSet, KvCache, Mirror, Upload, Workspace, WorkspaceLimits,
+};
 use device::{Buffer, Device, DeviceError, Pinned, Queue};
 use linear::{Matrix, Uploader};
 
@@ -44,6 +46,8 @@ pub(super) struct Launched {
     results: Pinned,
     /// The same converted to float32, if they have another type.
     converted: Vec<f32>,
+    /// Items of the list of work that the decode kernel computes at once.
+    items_at_once: usize,
     /// One per view of the cache.
     workspaces: Vec<Workspace>,
     /// Window and parts of each view.
@@ -78,10 +82,11 @@ impl Launched {
             Ok::<_, DeviceError>((frequencies, rope.attention_factor()))
         };
         let largest = decoder.vocab_size().max(decoder.output_width());
+        let heads = decoder.heads();
         Ok(Launched {
             device: Arc::clone(device),
             dtype: kernels.format.dtype,
-            heads: decoder.heads(),
+            heads,
             ropes: ropes.iter().map(&mut upload).collect::<Result<_, _>>()?,
             experts: ExpertMemory::new(&**device, decoder, max_rows, kernels)?,
             upload: Upload::new(&**device)?,
@@ -93,6 +98,12 @@ impl Launched {
             sides: Sides::new(&**device, decoder, max_rows)?,
             results: device.pinned(LOGIT_ROWS * largest * size_of::<f32>())?,
             converted: Vec::new(),
+            items_at_once: kernels.decode.items_at_once(
+                &**device,
+                kernels.format,
+                layout.shape(1, 1),
+                heads.num_heads,
+            )?,
             workspaces: Vec::new(),
             most_chosen: launched_chosen::most(decoder),
             chosen: None,
@@ -125,8 +136,9 @@ impl LayerOps for Launched {
         self.chosen = None;
         self.chosen = launched_chosen::memory(&*self.device, self.most_chosen, limits)?;
         for (_, parts) in &self.views {
-            let limits = StepLimits { num_blocks: parts * limits.num_blocks, ..*limits };
-            self.workspaces.push(Workspace::new(&*self.device, limits.workspace(self.heads))?);
+            let limits = StepLimits { num_blocks: parts * limits.num_blocks, ..*limits }.workspace(self.heads);
+            let limits = WorkspaceLimits { items_at_once: self.items_at_once, ..limits };
+            self.workspaces.push(Workspace::new(&*self.device, limits)?);
         }
         Ok(())
     }

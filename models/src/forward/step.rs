@@ -96,6 +96,7 @@ impl StepLimits {
             num_heads: heads.num_heads,
             head_dim: heads.head_dim,
             max_partials: MAX_PARTIALS + self.max_seqs,
+            items_at_once: 0,
             max_copies: MAX_COPIES,
         }
     }
