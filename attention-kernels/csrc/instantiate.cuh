@@ -6,9 +6,11 @@
 #include "args.cuh"
 
 // X(head size, ...) for each head size. src/cuda/names.rs reads the sizes from these lines, so this is their only list.
-#define QUIRE_EACH_HEAD_SIZE(X, ...)                                                                \
+#define QUIRE_EACH_NARROW_HEAD(X, ...)                                                                  \
     QUIRE_REST(X(32, __VA_ARGS__)) X(64, __VA_ARGS__) X(80, __VA_ARGS__) QUIRE_REST(X(96, __VA_ARGS__)) \
-    QUIRE_REST(X(112, __VA_ARGS__)) X(128, __VA_ARGS__) QUIRE_REST(X(192, __VA_ARGS__)) X(256, __VA_ARGS__)
+    QUIRE_REST(X(112, __VA_ARGS__)) X(128, __VA_ARGS__)
+#define QUIRE_EACH_HEAD_SIZE(X, ...) \
+    QUIRE_EACH_NARROW_HEAD(X, __VA_ARGS__) QUIRE_REST(X(192, __VA_ARGS__)) X(256, __VA_ARGS__)
 // A test that needs only some of the instances compiles no others.
 #ifdef QUIRE_SOME_HEAD_SIZES
 #define QUIRE_REST(...)
@@ -32,3 +34,4 @@
 #error "define one of QUIRE_F16, QUIRE_F16_KV8, QUIRE_BF16, QUIRE_BF16_KV8, as kernels.toml does"
 #endif
 #define QUIRE_EACH_INSTANCE(MAKE, kernel) QUIRE_INSTANCES(QUIRE_EACH_HEAD_SIZE, MAKE, kernel)
+#define QUIRE_EACH_NARROW_INSTANCE(MAKE, kernel) QUIRE_INSTANCES(QUIRE_EACH_NARROW_HEAD, MAKE, kernel)

@@ -25,7 +25,7 @@ struct LatentShape {
     using T = T_;
     static constexpr bool KV8 = KV8_;
     static constexpr int D = D_, KEY = KEY_;  // elements of a value and of a key
-    static constexpr int WM = WM_, WN = WN_;
+    static constexpr int WM = WM_, WN = WN_, TILES = 1;
     static constexpr int THREADS = 32 * WM * WN;
     static constexpr int ROWS = 16 * WM;
     static constexpr int TOKENS = 32, PART = TOKENS;
@@ -51,53 +51,6 @@ struct LatentShape {
         float units[KV8 ? ROWS : 1];  // of query rows
     };
 };
-
-// Brings the query rows of a warp to shared memory. All threads must pass a barrier before they are used.
-template <class Shape>
-__device__ __forceinline__ void load_latent_query(typename Shape::Shared& shared, const AttentionArgs& args, const RowPair& rows) {
-    if constexpr (!Shape::KV8) {
-        stage_query<Shape>(shared.query, args, rows);
-    } else {
-        using T = typename Shape::T;
-        constexpr uint32_t ROWS = 16 / Shape::WN, VECTORS = Shape::KEY / 8, EACH = (VECTORS + 31) / 32;
-        const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / Shape::WN * 16;
-        const uint32_t first = threadIdx.x / 32 % Shape::WN * ROWS;
-#pragma unroll 1
-        for (uint32_t row = first; row < first + ROWS; row++) {
-            const uint32_t upper = __shfl_sync(0xffffffff, rows.index[0], row % 8 * 4);
-            const uint32_t lower = __shfl_sync(0xffffffff, rows.index[1], row % 8 * 4);
-            const uint32_t index = row < 8 ? upper : lower;
-            float numbers[EACH][8], greatest = 0.0f;
-#pragma unroll
-            for (uint32_t i = 0; i < EACH; i++) {
-                const uint32_t v = lane + 32 * i;
-                uint4 vector = make_uint4(0, 0, 0, 0);
-                if (index != RowPair::NONE && v < VECTORS) {
-                    vector = *reinterpret_cast<const uint4*>(query_at<T>(args, index) + v * 8);
-                }
-                widen<T>(KV_SAME, vector, numbers[i]);
-#pragma unroll
-                for (int e = 0; e < 8; e++) greatest = fmaxf(greatest, fabsf(numbers[i][e]));
-            }
-#pragma unroll
-            for (int offset = 16; offset; offset /= 2) {
-                greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffff, greatest, offset));
-            }
-            const HalfUnit unit(greatest);
-            if (lane == 0) shared.units[warp_row + row] = unit.unit;
-#pragma unroll
-            for (uint32_t i = 0; i < EACH; i++) {
-                const uint32_t v = lane + 32 * i;
-                if (v >= VECTORS) continue;
-                const auto two = [&](int a, int b) { return unit.narrow(numbers[i][a], numbers[i][b]); };
-                // In each group of 16, elements 4 c to 4 c + 3 have the order in which widen_word reads the bytes of a word.
-                auto* to = &shared.query[warp_row + row][v / 2 * 16 + v % 2 * 4];
-                *reinterpret_cast<uint2*>(to) = make_uint2(two(0, 2), two(4, 6));
-                *reinterpret_cast<uint2*>(to + 8) = make_uint2(two(1, 3), two(5, 7));
-            }
-        }
-    }
-}
 
 // Adds products of the query rows of a warp and the keys of its tokens to `scores`.
 template <class Shape, uint32_t format>
@@ -137,7 +90,7 @@ __device__ __forceinline__ void add_scores(Format<format>, float (&scores)[Shape
 // Adds the tokens `visible`, all in one partition, to `out`. The query rows are stored, and threads need not have passed a barrier
 // since.
 template <class Shape>
-__device__ __forceinline__ void attend_latents(TileSums<Shape>& out, typename Shape::Shared& shared, const TileTask& task,
+__device__ __forceinline__ void attend_latents(TileSums<Shape> (&out)[1], typename Shape::Shared& shared, const TileTask& task,
                                                RowPair& rows, const Visible& visible) {
     const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / Shape::WN * 16;
     const uint32_t warp_column = threadIdx.x / 32 % Shape::WN;
@@ -166,13 +119,13 @@ __device__ __forceinline__ void attend_latents(TileSums<Shape>& out, typename Sh
         share_maxima<Shape>(max, shared, scores);
         __syncthreads();
         uint32_t weights[Shape::SCORES][2];
-        make_weights<Shape>(weights, out, shared, scores, max, task.scoring.left(), half_weights);
+        make_weights<Shape>(weights, out[0], shared, scores, max, task.scoring.left(), half_weights);
         __syncthreads();
         with_format<Shape::KV8>(task.args.kv_format, [&](auto format) {
 #pragma unroll 1  // two steps at once would spill
             for (int first = 0; first < Shape::TOKENS; first += 16) {
-                uint32_t row[4];
-                ldmatrix(row, &shared.weights[warp_row + lane % 16][first + lane / 16 * 8]);
+                uint32_t row[1][4];
+                ldmatrix(row[0], &shared.weights[warp_row + lane % 16][first + lane / 16 * 8]);
                 add_values<Shape>(format, out, row, &latents[first], scales.values, first);
             }
         });
@@ -187,14 +140,15 @@ __device__ __forceinline__ void compute_latent_rows(const AttentionArgs& args, t
                                                     const TileTask& task, TileRows<Shape>& tile, const Piece& piece) {
     const uint32_t first = max(tile.visible.first, piece.first), end = min(tile.visible.end, piece.end);
     if (piece.is_split() && first >= end) return;
-    if (first < end) load_latent_query<Shape>(shared, args, tile.rows);
+    if (first < end) stage_query<Shape>(shared.query, shared.units, args, tile.rows[0]);
     SoftmaxState states[2];
-    TileSums<Shape> out;
+    TileSums<Shape> of_tiles[1];
+    TileSums<Shape>& out = of_tiles[0];
     [[maybe_unused]] float folded[Shape::FOLDS ? Shape::SUMS * 2 : 1][4] = {};
     out.clear();
     for (uint32_t start = first / PARTITION * PARTITION; start < end; start += PARTITION) {
         out.clear();
-        attend_latents<Shape>(out, shared, task, tile.rows, Visible(max(first, start), min(end, start + PARTITION)));
+        attend_latents<Shape>(of_tiles, shared, task, tile.rows[0], Visible(max(first, start), min(end, start + PARTITION)));
         out.normalise(args.kv_format);
         if (piece.is_split()) {
             store_partials(args, out, tile, piece.partition);
@@ -211,7 +165,7 @@ __device__ __forceinline__ void compute_latent_rows(const AttentionArgs& args, t
             }
         }
     }
-    store_output(args, out, states, tile.rows);
+    store_output(args, out, states, tile.rows[0]);
 }
 
 }  // namespace quire

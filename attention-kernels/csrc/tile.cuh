@@ -1,7 +1,8 @@
 // The tile loop on tensor cores: a block of query rows against the tokens of one partition, 64 (or 32) tokens at a time.
 //
 // A query row here is one head of one token. The rows of a block belong to one KV head, so each key and value is read once
-// for all of them. The warps of a block form a grid, WM over the rows (16 each) and WN over the columns:
+// for all of them. The warps of a block form a grid, WM over the rows (16 each) and WN over the columns. A warp of prefill_128 has
+// 16 rows of each of TILES = 2 such grids: it loads a fragment of keys or values once for both, and queries are in shared memory.
 //
 //               tokens (scores), then elements of the head (sums)
 //             +---------------+---------------+
@@ -20,9 +21,10 @@
 //
 //   2 slots (decode)          K0 V0 | use K0 | barrier, start K1 | use V0 | barrier, start V1 | use K1 | ...
 //   3 slots (decode, 8 bits)  K0 V0 | start K1, use K0 | start V1, use V0 | start K2, use K1 | ...
-//   5 slots (prefill)         K0a K0b V0a V0b | start K1a, use K0a | start K1b, use K0b | start V1a, use V0a | ...
+//   2 slots (prefill_128)     as decode
+//   5 slots (paged_prefill)   K0a K0b V0a V0b | start K1a, use K0a | start K1b, use K0b | start V1a, use V0a | ...
 //
-// Slots of prefill are halves of a tile, so that two blocks of heads of 128 fit a multiprocessor of sm_80.
+// Slots of paged_prefill are halves of a tile, so that two blocks of heads of 128 fit a multiprocessor of sm_80.
 //
 // The bytes of an 8-bit cache stay bytes in the slots. Registers of a fragment are widened after ldmatrix, which sees two bytes as
 // one number of 16 bits: a lane gets bytes 4 c to 4 c + 3 of a key, c = lane % 4, or elements 2 g and 2 g + 1 of two values,
@@ -36,7 +38,7 @@
 // scale of its own, which multiplies its weight, weights and values are of T.
 #pragma once
 
-#include "tile_shape.cuh"
+#include "tile_transfer.cuh"
 
 namespace quire {
 
@@ -47,23 +49,63 @@ __device__ __forceinline__ const T* query_at(const AttentionArgs& args, uint32_t
     return static_cast<const T*>(args.query) + row * args.query_stride + head * args.query_head;
 }
 
-// Copies the query rows of all warps to shared memory; zeros for absent rows. Warps that share rows copy a part each.
+// Copies 16 query rows of each warp to shared memory; zeros for absent rows. Warps that share rows copy a part each. Beside an 8-bit
+// cache they become f16, and `units` gets their units. All threads must pass a barrier before they are used.
 template <class Shape, int PITCH>
-__device__ __forceinline__ void stage_query(typename Shape::T (*to)[PITCH], const AttentionArgs& args, const RowPair& rows) {
+__device__ __forceinline__ void stage_query(typename Shape::T (*to)[PITCH], [[maybe_unused]] float* units,
+                                            const AttentionArgs& args, const RowPair& rows) {
     using T = typename Shape::T;
     constexpr uint32_t ROWS = 16 / Shape::WN, VECTORS = Shape::KEY / 8;
     const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / Shape::WN * 16;
     const uint32_t first = threadIdx.x / 32 % Shape::WN * ROWS;
-#pragma unroll(Shape::KEY > 256 ? 2 : 8)  // wide rows have many vectors
-    for (uint32_t v = lane; v < (ROWS * VECTORS + 31) / 32 * 32; v += 32) {
-        const uint32_t row = min(first + v / VECTORS, 15u), column = v % VECTORS * 8;
+    const auto index_of = [&](uint32_t row) {
         const uint32_t upper = __shfl_sync(0xffffffff, rows.index[0], row % 8 * 4);
         const uint32_t lower = __shfl_sync(0xffffffff, rows.index[1], row % 8 * 4);
-        const uint32_t index = row < 8 ? upper : lower;
-        if (v >= ROWS * VECTORS) continue;
-        uint4 vector = make_uint4(0, 0, 0, 0);
-        if (index != RowPair::NONE) vector = *reinterpret_cast<const uint4*>(query_at<T>(args, index) + column);
-        *reinterpret_cast<uint4*>(&to[warp_row + row][column]) = vector;
+        return row < 8 ? upper : lower;
+    };
+    if constexpr (!Shape::KV8) {
+#pragma unroll(Shape::KEY > 256 ? 2 : 8)  // wide rows have many vectors
+        for (uint32_t v = lane; v < (ROWS * VECTORS + 31) / 32 * 32; v += 32) {
+            const uint32_t row = min(first + v / VECTORS, 15u), column = v % VECTORS * 8, index = index_of(row);
+            if (v >= ROWS * VECTORS) continue;
+            uint4 vector = make_uint4(0, 0, 0, 0);
+            if (index != RowPair::NONE) vector = *reinterpret_cast<const uint4*>(query_at<T>(args, index) + column);
+            *reinterpret_cast<uint4*>(&to[warp_row + row][column]) = vector;
+        }
+    } else {
+        constexpr uint32_t EACH = (VECTORS + 31) / 32;
+#pragma unroll 1
+        for (uint32_t row = first; row < first + ROWS; row++) {
+            const uint32_t index = index_of(row);
+            float numbers[EACH][8], greatest = 0.0f;
+#pragma unroll
+            for (uint32_t i = 0; i < EACH; i++) {
+                const uint32_t v = lane + 32 * i;
+                uint4 vector = make_uint4(0, 0, 0, 0);
+                if (index != RowPair::NONE && v < VECTORS) {
+                    vector = *reinterpret_cast<const uint4*>(query_at<T>(args, index) + v * 8);
+                }
+                widen<T>(KV_SAME, vector, numbers[i]);
+#pragma unroll
+                for (int e = 0; e < 8; e++) greatest = fmaxf(greatest, fabsf(numbers[i][e]));
+            }
+#pragma unroll
+            for (int offset = 16; offset; offset /= 2) {
+                greatest = fmaxf(greatest, __shfl_xor_sync(0xffffffff, greatest, offset));
+            }
+            const HalfUnit unit(greatest);
+            if (lane == 0) units[warp_row + row] = unit.unit;
+#pragma unroll
+            for (uint32_t i = 0; i < EACH; i++) {
+                const uint32_t v = lane + 32 * i;
+                if (v >= VECTORS) continue;
+                const auto two = [&](int a, int b) { return unit.narrow(numbers[i][a], numbers[i][b]); };
+                // In each group of 16, elements 4 c to 4 c + 3 have the order in which widen_word reads the bytes of a word.
+                auto* of_row = &to[warp_row + row][v / 2 * 16 + v % 2 * 4];
+                *reinterpret_cast<uint2*>(of_row) = make_uint2(two(0, 2), two(4, 6));
+                *reinterpret_cast<uint2*>(of_row + 8) = make_uint2(two(1, 3), two(5, 7));
+            }
+        }
     }
 }
 
@@ -72,6 +114,7 @@ __device__ __forceinline__ void stage_query(typename Shape::T (*to)[PITCH], cons
 template <class Shape>
 __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], typename Shape::Shared& shared,
                                            const AttentionArgs& args, RowPair& rows) {
+    static_assert(Shape::TILES == 1, "two tiles of rows do not fit the registers");
     using T = typename Shape::T;
     const auto place = [&](uint32_t index) { return query_at<T>(args, index); };
     if constexpr (Shape::KV8) {
@@ -102,7 +145,7 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], 
         }
     } else if constexpr (Shape::WN > 1) {
         const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / Shape::WN * 16;
-        stage_query<Shape>(shared.slots[1], args, rows);
+        stage_query<Shape>(shared.slots[1], nullptr, args, rows);
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < Shape::D / 16; k++) {
@@ -121,129 +164,6 @@ __device__ __forceinline__ void load_query(uint32_t (&query)[Shape::D / 16][4], 
         }
     }
 }
-
-// In place of a place: no row sees the token. Without its sign it is a place in the cache.
-constexpr int64_t NOT_SEEN = INT64_MIN;
-
-// Computes the places of a tile's tokens, in bytes; NOT_SEEN for those that no row of the block sees, whose slots are not read. Starts
-// the transfer of their scales (KV_INT8_ROWS) to those of the `tiles`-th tile.
-template <class Shape>
-__device__ __forceinline__ void find_places(typename Shape::Shared& shared, const TileTask& task, uint32_t which,
-                                            [[maybe_unused]] uint32_t tiles, uint32_t tile, const Visible& visible) {
-    if (threadIdx.x >= Shape::TOKENS) return;
-    uint32_t token = tile + threadIdx.x;
-    const bool seen = token >= visible.first && token < visible.end && task.sparse.see_token(task.args, token);
-    if (task.chosen && seen) token = task.chosen[token];
-    constexpr int64_t BYTES = sizeof(typename Shape::Element);
-    shared.places[which][threadIdx.x] = seen ? (task.head_offset + place_of(task.args, task.table, token)) * BYTES : NOT_SEEN;
-    if constexpr (Shape::KV8) {
-        if (task.args.kv_format != KV_INT8_ROWS) return;
-        const int64_t at = seen ? task.head_offset + scale_place_of(task.args, task.table, token) : 0;
-        const uint32_t set = tiles % SCALED_TILES;
-        cp_async4(&shared.key_scales[set][threadIdx.x], static_cast<const char*>(task.args.keys) + at, seen);
-        cp_async4(&shared.value_scales[set][threadIdx.x], static_cast<const char*>(task.args.values) + at, seen);
-    }
-}
-
-// Starts the transfer of a part of a tile to shared memory; zeros where a place is NOT_SEEN. A block spends a good part of its
-// instructions here, so an address takes few: places of several copies are read at once, and are bytes.
-template <class Shape>
-__device__ __forceinline__ void load_part(typename Shape::Slot& to, const void* cache, const int64_t* places) {
-    constexpr uint32_t ROW = Shape::KEY * sizeof(typename Shape::Element), VECTORS = ROW / 16, ALL = Shape::PART * VECTORS;
-    constexpr uint32_t EACH = (ALL + Shape::THREADS - 1) / Shape::THREADS, AT_ONCE = EACH % 8 || Shape::KV8 ? EACH % 4 ? 1 : 4 : 8;
-    constexpr bool EVEN = Shape::THREADS % VECTORS == 0;  // then a thread has the same vector of all its rows
-    const auto row_of = [](uint32_t i) {
-        return EVEN ? threadIdx.x / VECTORS + i * (Shape::THREADS / VECTORS) : (threadIdx.x + i * Shape::THREADS) / VECTORS;
-    };
-    const auto at_of = [](uint32_t i) { return (EVEN ? threadIdx.x : threadIdx.x + i * Shape::THREADS) % VECTORS * 16; };
-    const auto exists = [](uint32_t i) { return ALL % Shape::THREADS == 0 || threadIdx.x + i * Shape::THREADS < ALL; };
-#pragma unroll (AT_ONCE == 8 ? 2 : 1)
-    for (uint32_t first = 0; first < EACH; first += AT_ONCE) {
-        int64_t found[AT_ONCE];
-#pragma unroll
-        for (uint32_t i = 0; i < AT_ONCE; i++) found[i] = exists(first + i) ? places[row_of(first + i)] : NOT_SEEN;
-#pragma unroll
-        for (uint32_t i = 0; i < AT_ONCE; i++) {
-            if (!exists(first + i)) break;
-            char* target = reinterpret_cast<char*>(to[row_of(first + i)]) + at_of(first + i);
-            const char* source = static_cast<const char*>(cache) + at_of(first + i) + (found[i] & ~NOT_SEEN);
-            cp_async16(target, source, found[i] >= 0);
-        }
-    }
-}
-
-// Transfers the tiles of a partition through the slots. The parts of a tile are numbered: keys, then values.
-template <class Shape>
-struct Transfer {
-    static constexpr int ALL = Shape::ALL_PARTS;               // parts of a tile
-    static constexpr int FLIGHT = Shape::SLOTS - Shape::SPARE;  // parts that are started before the first is used
-
-    typename Shape::Shared& shared;
-    const TileTask& task;
-    Visible visible;
-    uint32_t tile;          // whose parts are started next; from visible.end on: there is none
-    uint32_t next = 0;      // the one after it
-    uint32_t tiles = 0;     // whose parts have been started; its last bit is the set of places of `tile`
-    uint32_t start = 0, use = 0;  // slots of the parts that are started and used next
-
-    __device__ __forceinline__ Transfer(typename Shape::Shared& shared, const TileTask& task, const Visible& visible)
-        : shared(shared), task(task), visible(visible), tile(from(visible.first)) {}
-
-    __device__ __forceinline__ uint32_t from(uint32_t token) const {
-        return task.template tile_from<Shape::TOKENS>(token, visible.end);
-    }
-
-    // Starts the first parts. Passes a barrier before.
-    __device__ __forceinline__ void begin() {
-        // Other warps may still use scales of the tiles before, if a spare slot lets them.
-        if constexpr (Shape::KV8) {
-            if (task.args.kv_format == KV_INT8_ROWS) __syncthreads();
-        }
-        find_places<Shape>(shared, task, 0, 0, tile, visible);
-#pragma unroll
-        for (int part = 0; part < FLIGHT; part++) {
-            if (part % ALL == 0) __syncthreads();
-            start_part(part % ALL);
-        }
-    }
-
-    // Starts a part of `tile`, and finds the places of the tile after it.
-    __device__ __forceinline__ void start_part(int part) {
-        const bool of_keys = part < Shape::PARTS;
-        if (tile < visible.end) {
-            load_part<Shape>(shared.slots[start], of_keys ? task.args.keys : task.args.values,
-                             shared.places[tiles % 2] + part % Shape::PARTS * Shape::PART);
-            if (part == 0) {
-                next = from(tile + Shape::TOKENS);
-                find_places<Shape>(shared, task, (tiles + 1) % 2, tiles + 1, next, visible);
-            }
-        }
-        cp_async_commit();  // also an empty group, so that as many follow the oldest as always
-        start = start + 1 == Shape::SLOTS ? 0 : start + 1;
-        if (part == ALL - 1) {
-            tile = next;
-            tiles++;
-        }
-    }
-
-    // Waits until a part, and everything that other threads stored, may be used. Returns its slot.
-    __device__ __forceinline__ typename Shape::Slot& await(int part) {
-        cp_async_wait<FLIGHT - 1>();
-        __syncthreads();
-        if constexpr (Shape::SPARE) start_part((part + FLIGHT) % ALL);
-        auto& slot = shared.slots[use];
-        use = use + 1 == Shape::SLOTS ? 0 : use + 1;
-        return slot;
-    }
-
-    // Called after the last use of a part.
-    __device__ __forceinline__ void end(int part) {
-        if constexpr (!Shape::SPARE) {
-            __syncthreads();
-            start_part(part);
-        }
-    }
-};
 
 // Scales of the rows of the `used`-th tile, if each row has one, otherwise null: of the keys of this warp, and of all values.
 template <class Shape>
@@ -381,14 +301,17 @@ __device__ __forceinline__ void make_weights(uint32_t (&weights)[Shape::SCORES][
 
 // Adds the values of 16 tokens, times their weights `row`, to the sums of a warp. `scales`, for values with a scale each, has that of
 // the first token at `first`.
-template <class Shape, uint32_t format, int PITCH>
-__device__ __forceinline__ void add_values(Format<format>, TileSums<Shape>& out, uint32_t (&row)[4],
+template <class Shape, uint32_t format, int TILES, int PITCH>
+__device__ __forceinline__ void add_values(Format<format>, TileSums<Shape> (&out)[TILES], uint32_t (&row)[TILES][4],
                                            const typename Shape::Element (*values)[PITCH], const float* scales, int first) {
     using T = typename Shape::T;
     using Value = std::conditional_t<Shape::KV8 && format != KV_INT8_ROWS, __half, T>;
     const uint32_t lane = threadIdx.x % 32;
-    mma_m16n8k16<Value>(out.weights, row, {Pair<Value>::ONES, Pair<Value>::ONES});
-    if constexpr (format == KV_INT8_ROWS) scale_weights<T>(row, scales + first + lane % 4 * 2);
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        mma_m16n8k16<Value>(out[t].weights, row[t], {Pair<Value>::ONES, Pair<Value>::ONES});
+        if constexpr (format == KV_INT8_ROWS) scale_weights<T>(row[t], scales + first + lane % 4 * 2);
+    }
 #pragma unroll
     for (int i = 0; i < Shape::SUMS; i++) {
         const uint32_t column = threadIdx.x / 32 % Shape::WN * Shape::SUMS + i;
@@ -403,23 +326,33 @@ __device__ __forceinline__ void add_values(Format<format>, TileSums<Shape>& out,
         } else {
             ldmatrix_trans(value, from + lane / 16 * 8);
         }
-        mma_m16n8k16<Value>(out.sums[i][0], row, {value[0], value[1]});
-        mma_m16n8k16<Value>(out.sums[i][1], row, {value[2], value[3]});
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            mma_m16n8k16<Value>(out[t].sums[i][0], row[t], {value[0], value[1]});
+            mma_m16n8k16<Value>(out[t].sums[i][1], row[t], {value[2], value[3]});
+        }
     }
 }
 
-// Adds the tokens `visible`, all in one partition, to `out`. All threads may reuse shared memory before, and if there is no spare
-// slot also after; otherwise `attend` may follow.
-template <class Shape>
-__device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Shared& shared, const TileTask& task,
-                                       const RowPair& rows, const uint32_t (&query)[Shape::D / 16][4],
+// Adds the tokens `visible` to `out`, in one sum: all are of one partition, or the kernel is not row-invariant. All threads may reuse
+// shared memory before, and if there is no spare slot also after; otherwise `attend` may follow. `rows` and their fragments `query`
+// are in registers if there is one tile; two are in shared memory.
+template <class Shape, int STEPS_OF_HEAD>
+__device__ __forceinline__ void attend(TileSums<Shape> (&out)[Shape::TILES], typename Shape::Shared& shared, const TileTask& task,
+                                       const RowPair& rows, const uint32_t (&query)[STEPS_OF_HEAD][4],
                                        const Visible& visible) {
     using T = typename Shape::T;
-    constexpr int WN = Shape::WN, PARTS = Shape::PARTS, COLUMNS = Shape::SCORES / PARTS, STEPS = Shape::PART / 16;
+    constexpr int WN = Shape::WN, TILES = Shape::TILES;
+    constexpr int PARTS = Shape::PARTS, COLUMNS = Shape::SCORES / PARTS, STEPS = Shape::PART / 16;
     const uint32_t lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 / WN * 16, warp_column = threadIdx.x / 32 % WN;
     const float scale = task.scoring.left();
     const bool half_weights = Shape::KV8 && task.args.kv_format != KV_INT8_ROWS;
     using Factor = std::conditional_t<Shape::KV8, __half, T>;
+
+    const auto rows_of = [&](int t) {
+        if constexpr (TILES > 1) return shared.rows(t, warp_row + lane / 4, Shape::KV8);
+        else return rows;
+    };
 
     Transfer<Shape> transfer(shared, task, visible);
     uint32_t tile = transfer.tile;
@@ -432,13 +365,23 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
         const uint32_t next = transfer.tile;
         const TileScales<Shape> scales(shared, task.args.kv_format, used);
 
-        float scores[Shape::SCORES][4] = {};
+        float scores[TILES][Shape::SCORES][4] = {};
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             auto& keys = transfer.await(part);
             const auto add = [&](auto format) {
-#pragma unroll
+#pragma unroll (TILES > 1 && (Shape::KV8 || Shape::D == 112) ? 2 : Shape::D / 16)  // more at once would spill there
                 for (int k = 0; k < Shape::D / 16; k++) {
+                    uint32_t own[TILES][4];
+#pragma unroll
+                    for (int t = 0; t < TILES; t++) {
+                        if constexpr (TILES > 1) {
+                            ldmatrix(own[t], &shared.query[t][warp_row + lane % 16][k * 16 + lane / 16 * 8]);
+                        } else {
+#pragma unroll
+                            for (int i = 0; i < 4; i++) own[t][i] = query[k][i];
+                        }
+                    }
 #pragma unroll
                     for (int n = 0; n < COLUMNS; n += 2) {
                         const uint32_t token = (warp_column * COLUMNS + n) * 8;
@@ -451,22 +394,31 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
                         } else {
                             ldmatrix(key, &keys[token + lane % 8 + lane / 16 * 8][k * 16 + lane / 8 % 2 * 8]);
                         }
-                        mma_m16n8k16<Factor>(scores[part * COLUMNS + n], query[k], {key[0], key[1]});
-                        mma_m16n8k16<Factor>(scores[part * COLUMNS + n + 1], query[k], {key[2], key[3]});
+#pragma unroll
+                        for (int t = 0; t < TILES; t++) {
+                            mma_m16n8k16<Factor>(scores[t][part * COLUMNS + n], own[t], {key[0], key[1]});
+                            mma_m16n8k16<Factor>(scores[t][part * COLUMNS + n + 1], own[t], {key[2], key[3]});
+                        }
                     }
                 }
             };
             with_format<Shape::KV8>(task.args.kv_format, add);
         }
 
-        float max[2];
-        finish_scores<Shape>(scores, task, rows, tile + warp_column * Shape::SCORES * 8, scales.keys);
-        share_maxima<Shape>(max, shared, scores);
+        float max[TILES][2];
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            finish_scores<Shape>(scores[t], task, rows_of(t), tile + warp_column * Shape::SCORES * 8, scales.keys);
+            share_maxima<Shape>(max[t], shared, scores[t]);
+        }
         transfer.end(PARTS - 1);  // also a barrier before other warps' maxima
         if constexpr (WN > 1 && Shape::SPARE) __syncthreads();
 
-        uint32_t weights[Shape::SCORES][2];
-        make_weights<Shape>(weights, out, shared, scores, max, scale, half_weights);
+        uint32_t weights[TILES][Shape::SCORES][2];
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            make_weights<Shape>(weights[t], out[t], shared, scores[t], max[t], scale, half_weights);
+        }
 
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
@@ -475,14 +427,15 @@ __device__ __forceinline__ void attend(TileSums<Shape>& out, typename Shape::Sha
 #pragma unroll (Shape::KV8 && Shape::D > 128 ? 1 : STEPS)  // more at once would spill there
                 for (int step = 0; step < STEPS; step++) {
                     const int k = part * STEPS + step;
-                    uint32_t row[4];
-                    if constexpr (WN > 1) {
-                        ldmatrix(row, &shared.weights[warp_row + lane % 16][k * 16 + lane / 16 * 8]);
-                    } else {
-                        row[0] = weights[2 * k][0];
-                        row[1] = weights[2 * k][1];
-                        row[2] = weights[2 * k + 1][0];
-                        row[3] = weights[2 * k + 1][1];
+                    uint32_t row[TILES][4];
+#pragma unroll
+                    for (int t = 0; t < TILES; t++) {
+                        if constexpr (WN > 1) {
+                            ldmatrix(row[t], &shared.weights[warp_row + lane % 16][k * 16 + lane / 16 * 8]);
+                        } else {
+#pragma unroll
+                            for (int i = 0; i < 4; i++) row[t][i] = weights[t][2 * k + i / 2][i % 2];
+                        }
                     }
                     add_values<Shape>(format, out, row, &values[step * 16], scales.values, k * 16);
                 }

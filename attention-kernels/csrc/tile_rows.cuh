@@ -32,11 +32,11 @@ struct TileShared {
     __device__ __forceinline__ float& of_thread(int i, int j, int c) { return folded[(i * 2 + j) * 4 + c][threadIdx.x]; }
 };
 
-// Up to ROWS rows of a sequence and KV head from `first_row` on: those of the calling lane, and what any of them sees.
+// Up to TILES * ROWS rows of a sequence and KV head from `first_row` on: those of the calling lane, and what any of them sees.
 template <class Shape>
 struct TileRows {
     uint32_t seq;
-    RowPair rows;
+    RowPair rows[Shape::TILES];
     Visible visible;
     SparseHeads sparse;
 
@@ -47,13 +47,14 @@ struct TileRows {
         const uint32_t count = queries.count * group;
         if (first_row >= count) return;
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const uint32_t row = first_row + threadIdx.x / 32 / Shape::WN * 16 + threadIdx.x % 32 / 4 + 8 * r;
+        for (int r = 0; r < 2 * Shape::TILES; r++) {
+            const uint32_t of_tile = threadIdx.x / 32 / Shape::WN * 16 + threadIdx.x % 32 / 4 + r % 2 * 8;
+            const uint32_t row = first_row + r / 2 * Shape::ROWS + of_tile;
             if (row >= count) continue;
             const Visible own = queries.visible(args, context, row / group);
-            rows.set(r, args, queries.start + row / group, kv_head * group + row % group, own);
+            rows[r / 2].set(r % 2, args, queries.start + row / group, kv_head * group + row % group, own);
         }
-        const uint32_t last_row = min(first_row + Shape::ROWS, count) - 1;
+        const uint32_t last_row = min(first_row + Shape::TILES * Shape::ROWS, count) - 1;
         visible.first = queries.visible(args, context, first_row / group).first;
         visible.end = queries.visible(args, context, last_row / group).end;
         sparse = heads_of_rows(args, context, queries.count, kv_head, first_row, last_row + 1);
@@ -64,7 +65,7 @@ struct TileRows {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const uint32_t head = first_head + threadIdx.x / 32 / Shape::WN * 16 + threadIdx.x % 32 / 4 + 8 * r;
-            if (head < args.num_heads) rows.set(r, args, row.index, head, visible);
+            if (head < args.num_heads) rows[0].set(r, args, row.index, head, visible);
         }
     }
 };
@@ -91,9 +92,9 @@ __device__ __forceinline__ void store_partials(const AttentionArgs& args, const 
                                                const TileRows<Shape>& tile, uint32_t partition) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        if (tile.rows.index[r] == RowPair::NONE) continue;
-        const uint32_t head = tile.rows.index[r] % args.num_heads;
-        const uint32_t of_seq = tile.rows.index[r] / args.num_heads - Queries(args, tile.seq).start;
+        if (tile.rows[0].index[r] == RowPair::NONE) continue;
+        const uint32_t head = tile.rows[0].index[r] % args.num_heads;
+        const uint32_t of_seq = tile.rows[0].index[r] / args.num_heads - Queries(args, tile.seq).start;
         const int64_t partial = partial_of(args, tile.seq, partition, of_seq, head);
         if (threadIdx.x / 32 % Shape::WN == 0 && threadIdx.x % 4 == 0) {
             const SoftmaxState state = out.state(r);
@@ -147,13 +148,14 @@ __device__ __forceinline__ void compute_rows(const AttentionArgs& args, TileShar
     if (piece.is_split() && first >= end) return;
     uint32_t query[Shape::D / 16][4];
     // `attend` passes the barrier that shared memory then needs.
-    if (first < end) load_query<Shape>(query, shared.tile, args, tile.rows);
+    if (first < end) load_query<Shape>(query, shared.tile, args, tile.rows[0]);
     SoftmaxState states[2];
-    TileSums<Shape> out;
+    TileSums<Shape> of_tiles[1];
+    TileSums<Shape>& out = of_tiles[0];
     out.clear();
     for (uint32_t start = first / PARTITION * PARTITION; start < end; start += PARTITION) {
         out.clear();
-        attend<Shape>(out, shared.tile, task, tile.rows, query, Visible(max(first, start), min(end, start + PARTITION)));
+        attend<Shape>(of_tiles, shared.tile, task, tile.rows[0], query, Visible(max(first, start), min(end, start + PARTITION)));
         out.normalise(args.kv_format);
         if (piece.is_split()) {
             store_partials(args, out, tile, piece.partition);
@@ -174,7 +176,7 @@ __device__ __forceinline__ void compute_rows(const AttentionArgs& args, TileShar
             }
         }
     }
-    store_output(args, out, states, tile.rows);
+    store_output(args, out, states, tile.rows[0]);
 }
 
 }  // namespace quire

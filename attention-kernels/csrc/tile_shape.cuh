@@ -24,36 +24,6 @@ struct RowScales<true, TOKENS> {
     float value_scales[SCALED_TILES][TOKENS];
 };
 
-template <class T_, bool KV8_, int D_, int WM_, int WN_>
-struct TileShape {
-    using T = T_;
-    static constexpr bool KV8 = KV8_;
-    static constexpr int D = D_, KEY = D_;  // elements of a value and of a key
-    static constexpr int WM = WM_, WN = WN_;
-    static constexpr int THREADS = 32 * WM * WN;
-    static constexpr int ROWS = 16 * WM;
-    static constexpr int TOKENS = D <= 128 ? 64 : 32;
-    static constexpr int SCORES = TOKENS / WN / 8;            // 8-token columns of scores of a warp
-    static constexpr int SUMS = (D / 16 + WN - 1) / WN;       // 16-element columns of sums of a warp
-    static constexpr int PARTS = WN == 1 ? 2 : 1, ALL_PARTS = 2 * PARTS;  // of the keys, and with the values
-    static constexpr int SLOTS = WN == 1 ? 5 : KV8 ? 3 : 2;
-    static constexpr bool SPARE = SLOTS > ALL_PARTS;          // a slot is free while the parts of a tile are in flight or in use
-    static constexpr int PART = TOKENS / PARTS;               // tokens of a part
-    static_assert(SCORES % (2 * PARTS) == 0 && PARTITION % TOKENS == 0, "tiles fill partitions, keys are read 16 tokens at a time");
-
-    // Elements of the cache. Rows are an odd multiple of 16 bytes, so that the eight rows of an ldmatrix are in different banks.
-    using Element = std::conditional_t<KV8, uint8_t, T>;
-    static constexpr int PITCH = KV8 ? (D / 16 | 1) * 16 : D + 8;
-    using Slot = Element[PART][PITCH];
-
-    struct alignas(16) Shared : RowScales<KV8, TOKENS> {
-        Slot slots[SLOTS];
-        T weights[WN > 1 ? ROWS : 1][TOKENS + 8];
-        int64_t places[2][TOKENS];
-        float maxima[WN][ROWS];
-    };
-};
-
 // The two query rows of a lane: lane / 4, and 8 further down.
 struct RowPair {
     static constexpr uint32_t NONE = 0xffffffff;
@@ -69,6 +39,71 @@ struct RowPair {
         first[i] = visible.first;
         end[i] = visible.end;
     }
+};
+
+// Query rows in shared memory, and what belongs to them. One tile has them in registers.
+template <class T, int TILES, int ROWS, int PITCH>
+struct QueryRows {
+    T query[TILES][ROWS][PITCH];  // __half beside an 8-bit cache
+    uint2 visible[TILES][ROWS];
+    uint32_t index[TILES][ROWS];
+    float units[TILES][ROWS];
+
+    // Stores the rows of a lane, which are `row` and 8 further down.
+    __device__ __forceinline__ void set_rows(int tile, uint32_t row, const RowPair& rows) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            visible[tile][row + 8 * r] = make_uint2(rows.first[r], rows.end[r]);
+            index[tile][row + 8 * r] = rows.index[r];
+        }
+    }
+    __device__ __forceinline__ RowPair rows(int tile, uint32_t row, bool has_units) const {
+        RowPair rows;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const uint2 seen = visible[tile][row + 8 * r];
+            rows.first[r] = seen.x;
+            rows.end[r] = seen.y;
+            rows.index[r] = index[tile][row + 8 * r];
+            if (has_units) rows.unit[r] = units[tile][row + 8 * r];
+        }
+        return rows;
+    }
+};
+template <class T, int ROWS, int PITCH>
+struct QueryRows<T, 1, ROWS, PITCH> {};
+
+template <class T_, bool KV8_, int D_, int WM_, int WN_, int TILES_ = 1>
+struct TileShape {
+    using T = T_;
+    static constexpr bool KV8 = KV8_;
+    static constexpr int D = D_, KEY = D_;  // elements of a value and of a key
+    static constexpr int WM = WM_, WN = WN_;
+    static constexpr int THREADS = 32 * WM * WN;
+    static constexpr int TILES = TILES_;                      // of ROWS rows, with 16 of each for a warp
+    static constexpr int ROWS = 16 * WM;
+    static constexpr int TOKENS = D <= 128 ? 64 : 32;
+    static constexpr int SCORES = TOKENS / WN / 8;            // 8-token columns of scores of a warp
+    static constexpr int SUMS = (D / 16 + WN - 1) / WN;       // 16-element columns of sums of a warp
+    static constexpr bool HALVES = WN == 1 && TILES == 1;
+    static constexpr int PARTS = HALVES ? 2 : 1, ALL_PARTS = 2 * PARTS;  // of the keys, and with the values
+    static constexpr int SLOTS = HALVES ? 5 : KV8 ? 3 : 2;
+    static constexpr bool SPARE = SLOTS > ALL_PARTS;          // a slot is free while the parts of a tile are in flight or in use
+    static constexpr int PART = TOKENS / PARTS;               // tokens of a part
+    static_assert(TILES == 1 || WN == 1, "warps that share rows exchange the weights of one tile");
+    static_assert(SCORES % (2 * PARTS) == 0 && PARTITION % TOKENS == 0, "tiles fill partitions, keys are read 16 tokens at a time");
+
+    // Elements of the cache. Rows are an odd multiple of 16 bytes, so that the eight rows of an ldmatrix are in different banks.
+    using Element = std::conditional_t<KV8, uint8_t, T>;
+    static constexpr int PITCH = KV8 ? (D / 16 | 1) * 16 : D + 8;
+    using Slot = Element[PART][PITCH];
+
+    struct alignas(16) Shared : RowScales<KV8, TOKENS>, QueryRows<T, TILES, ROWS, D + 8> {
+        Slot slots[SLOTS];
+        T weights[WN > 1 ? ROWS : 1][TOKENS + 8];
+        int64_t places[2][TOKENS];
+        float maxima[WN][ROWS];
+    };
 };
 
 // The power of 2 that a query row is divided by beside an 8-bit cache, so that its greatest magnitude is below 2^15. Infinity remains

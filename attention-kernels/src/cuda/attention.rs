@@ -79,10 +79,19 @@ fn at_once(device: &dyn Device, kernel: &str, shape: KvShape, num_heads: usize) 
     Ok(device.resident_blocks(&launch)? as usize / parts.max(1))
 }
 
-/// Prefill in tiles of query rows. A thread block merges the partitions of a context one after the other.
-pub(super) fn prefill(device: &dyn Device, args: AttentionArgs<'_>) -> Result<(), KernelError> {
-    let call = Call::new("cuda.paged_prefill", &args)?;
-    call.launch(device, &call.instance("paged_prefill")?, Grid::Tiles, &[])
+/// Prefill in tiles of query rows, by a kernel for these head sizes. A thread block reads the whole context of its rows.
+pub(super) fn prefill(
+    [variant, kernel]: [&'static str; 2],
+    head_sizes: &[usize],
+    device: &dyn Device,
+    args: AttentionArgs<'_>,
+) -> Result<(), KernelError> {
+    let call = Call::new(variant, &args)?;
+    let dim = args.cache.shape.head_dim;
+    if !head_sizes.contains(&dim) {
+        return Err(call.unsupported(format!("heads of {dim}")));
+    }
+    call.launch(device, &call.instance(kernel)?, Grid::Tiles, &[])
 }
 
 /// Decode over a latent cache, in tiles of `rows` rows.

@@ -93,9 +93,27 @@ register!(
     attention(HALVES, INSTANCES, ROWS, 0),
     Attention(|device, args| { attention::decode("cuda.paged_v1", Split::No, device, args) })
 );
-register!("cuda.paged_prefill", Prefill, tiles(1), Attention(attention::prefill));
+register!(
+    "cuda.paged_prefill",
+    Prefill,
+    tiles(1),
+    Attention(|device, args| {
+        attention::prefill(["cuda.paged_prefill", "paged_prefill"], &names::HEAD_SIZES, device, args)
+    })
+);
 
-// Not row-invariant: its online softmax starts at the first tile that neighbouring rows see, so a row's bits depend on them.
+// Not row-invariant: the online softmax of these two starts at the first tile that neighbouring rows see, so a row's bits depend on them.
+const PREFILL_128: Capabilities =
+    Capabilities { head_sizes: Sizes::List(names::NARROW_HEADS), row_invariant: None, proven: false, ..tiles(2) };
+register!(
+    "cuda.prefill_128",
+    Prefill,
+    PREFILL_128,
+    Attention(|device, args| {
+        attention::prefill(["cuda.prefill_128", "prefill_128"], names::NARROW_HEADS, device, args)
+    })
+);
+
 const SM90: Capabilities = Capabilities {
     compute_capability: (9, 0),
     exact_compute_capability: true,
@@ -103,7 +121,7 @@ const SM90: Capabilities = Capabilities {
     block_sizes: Sizes::List(&names::SM90_BLOCK_SIZES),
     head_sizes: Sizes::List(&names::SM90_HEAD_SIZES),
     row_invariant: None,
-    ..tiles(2)
+    ..tiles(3)
 };
 register!("cuda.prefill_sm90", Prefill, SM90, Attention(attention::prefill_sm90));
 

@@ -11,6 +11,9 @@ pub const MODULE: &str = "attention_kernels";
 /// The head sizes that kernels are compiled for.
 pub(super) const HEAD_SIZES: [usize; 8] = head_sizes(include_bytes!("../../csrc/instantiate.cuh"));
 
+/// Those up to 128, for which `prefill_128` is compiled.
+pub(super) const NARROW_HEADS: &[usize] = HEAD_SIZES.split_at(6).0;
+
 /// Greatest head size of `paged_generic`, `WIDEST_HEAD` in `csrc/args.cuh`.
 pub(super) const WIDEST_HEAD: usize = 576;
 

@@ -250,6 +250,26 @@ fn prefill_reads_the_cache_once_for_64_rows() {
 }
 
 #[test]
+fn prefill_with_32_rows_a_warp_reads_the_cache_once_for_128_rows() {
+    // As above, in 4 blocks for each KV head, of which each sees 32 tokens more than the one before.
+    let look = look((8, 2), 128, vec![(128, 256)]);
+    let Some(counts) = count(Operation::Prefill, "cuda.prefill_128", &look) else { return };
+    let prefill = counts["prefill_128"];
+    let seen: usize = (0..4).map(|tile| 128 + 32 * (tile + 1)).sum();
+    let (cache, queries) = (2 * seen * 2 * 128 * 2, 128 * 8 * 128 * 2);
+    let ratio = prefill.read_bytes as f64 / (cache + queries) as f64;
+    assert!((1.0..1.05).contains(&ratio), "{ratio} times the keys and values that 128 rows see");
+    assert_eq!(prefill.bank_conflicts, 0);
+    assert_eq!((prefill.blocks, prefill.busy_blocks), (10, 8), "one more block for each sequence and KV head");
+    // Two blocks of a KV head need 3 tiles and two need 4.
+    let tiles = 2 * (2 * 3 + 2 * 4);
+    assert_eq!(prefill.products, tiles * 2 * 4 * (8 * 8 + 4 * 17));
+    assert_eq!(prefill.exponentials, tiles * (128 * 64 + 4 * 128));
+    // Of a block one for the rows and one for the first places. A tile has two for keys and two for values.
+    assert_eq!(prefill.barriers, 4 * tiles + 2 * 8);
+}
+
+#[test]
 fn hopper_prefill_reads_the_cache_once_for_128_rows_and_both_warpgroups_take_a_turn_for_each_tile() {
     // 128 rows of 4 heads are 4 blocks for each KV head, of which each sees 32 tokens more than the one before. The tokens are
     // whole cache blocks, so boxes load all of them.

@@ -1,6 +1,6 @@
 //! Contexts that are split: who computes their parts, and the kernel that merges the results, beside one that merges while it reads.
 
-use attention_kernels::{BlockSparse, CacheFormat, Dtype, KvDtype, Operation, PARTITION};
+use attention_kernels::{BlockSparse, CacheFormat, Dtype, KvDtype, KvShape, Operation, PARTITION};
 use trial::{Look, Problem};
 
 use super::attention::variant;
@@ -54,5 +54,29 @@ fn contexts_in_smaller_partitions_are_attended_to_whole() {
                 got.check(variant, &problem, &truth).unwrap();
             }
         }
+    }
+}
+
+#[test]
+fn contexts_are_split_further_for_blocks_that_run_at_once_unless_bits_are_promised() {
+    let at_once = |device: &dyn device::Device, name: &str, (heads, kv_heads): (usize, usize), dim| {
+        let format = CacheFormat { dtype: Dtype::F16, ..CacheFormat::default() };
+        let shape = KvShape { num_blocks: 1, num_kv_heads: kv_heads, block_size: 16, head_dim: dim };
+        variant(Operation::Decode, name).items_at_once(device, format, shape, heads).unwrap()
+    };
+    // The simulator runs six blocks at once, each with 16 or 64 rows of a KV head.
+    for device in devices::gpus(0).into_iter().filter(|device| device.name() == "cuda-sim") {
+        for (name, heads, dim, items) in [
+            ("cuda.paged_gqa", (4, 2), 128, 3),
+            ("cuda.paged_gqa", (17, 1), 64, 3),
+            ("cuda.latent_64", (128, 1), 576, 3),
+            ("cuda.latent_16", (128, 1), 576, 0),
+            ("cuda.paged_v2", (4, 2), 128, 0),
+        ] {
+            assert_eq!(at_once(&*device, name, heads, dim), items, "{name}, {heads:?}");
+        }
+    }
+    for device in devices::deterministic() {
+        assert_eq!(at_once(&*device, "cuda.paged_gqa", (4, 2), 128), 0, "{}", device.name());
     }
 }

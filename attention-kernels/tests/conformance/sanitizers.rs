@@ -80,7 +80,7 @@ fn move_bytes(device: Arc<dyn Device>, step: usize) {
 
 /// What the names of kernels begin with.
 const DECODE: [&str; 5] = ["paged_decode", "paged_gqa", "paged_generic", "latent_decode", "paged_reduce"];
-const PREFILL: [&str; 4] = ["paged_prefill", "prefill_sm90", "paged_generic", "latent_prefill"];
+const PREFILL: [&str; 5] = ["paged_prefill", "prefill_128", "prefill_sm90", "paged_generic", "latent_prefill"];
 const CACHE: [&str; 18] = [
     "reshape_and_cache",
     "copy_blocks",

@@ -104,6 +104,7 @@ NCU = Step("ncu", 40, "ncu", ("device", "ncu"), (
     ("ncu-paged_gqa", f"{DECODE} --batch 64 --context 2048 --variant cuda.paged_gqa"),
     ("ncu-prefill_sm90", f"{PREFILL} --batch 1 --context 4096 --query-len 4096 --variant cuda.prefill_sm90"),
     ("ncu-paged_prefill", f"{PREFILL} --batch 1 --context 4096 --query-len 4096 --variant cuda.paged_prefill"),
+    ("ncu-prefill_128", f"{PREFILL} --batch 1 --context 4096 --query-len 4096 --variant cuda.prefill_128"),
     ("ncu-linear", "--op linear --dtype bfloat16 --batch 1 --query-len 16 --outputs 28672 --weights q4"),
 ))
 NCU_SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "Occupancy", "WarpStateStats", "LaunchStats", "SchedulerStats")
