@@ -72,8 +72,9 @@ __device__ __forceinline__ void score_tokens(const AttentionArgs& args, const vo
             const uint32_t token = first + t;
             if (token >= row.visible.end) break;
             const int64_t place = place_of(args, table, token) + index.first;
+            const float given = args.k_scales ? args.k_scales[0] : 1.0f;
             const float scale =
-                args.kv_format == KV_INT8_ROWS ? float_at(args.keys, scale_place_of(args, table, token)) : 1.0f;
+                args.kv_format == KV_INT8_ROWS ? float_at(args.keys, scale_place_of(args, table, token)) : given;
             for (uint32_t d = lane; d < index.dim; d += 32) {
                 shared.keys[t * shared.pitch + d] = key_element<T>(args, place, d, scale);
             }

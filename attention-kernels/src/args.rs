@@ -19,10 +19,17 @@ use crate::workspace::Workspace;
 pub struct KvScales {
     /// Scales of the keys.
     pub keys: Buffer,
-    /// Scales of the values.
+    /// Scales of the values. Latents have those of the keys.
     pub values: Buffer,
     /// Whether there is a scale for each KV head.
     pub per_head: bool,
+}
+
+impl KvScales {
+    /// Returns the scales of keys and of separate values, if the type takes scales.
+    pub(crate) fn given(&self, kv_dtype: KvDtype) -> Option<[&Buffer; 2]> {
+        kv_dtype.takes_scales().then_some([&self.keys, &self.values])
+    }
 }
 
 /// Where a cache has its values.
@@ -86,8 +93,7 @@ impl KvCache {
     /// ```
     ///
     /// # Errors
-    /// `value_dim` is 0 or more than `head_dim`, the type takes scales ([`KvDtype::takes_scales`]), or the device has not
-    /// enough memory.
+    /// `value_dim` is 0 or more than `head_dim`, or the device has not enough memory.
     pub fn latent(
         device: &dyn Device,
         shape: KvShape,
@@ -110,9 +116,6 @@ impl KvCache {
         }
         match &self.values {
             Values::Separate(values) => expect("value cache bytes", values.len_bytes(), bytes)?,
-            Values::InKeys { .. } if self.format.kv_dtype.takes_scales() => {
-                return Err(KernelError::Unsupported { variant: "KvCache::latent", found: self.format.to_string() });
-            }
             Values::InKeys { dim } => {
                 at_least("elements of a latent value", *dim, 1)?;
                 at_least("elements of a latent key", self.shape.head_dim, *dim)?;
@@ -162,6 +165,12 @@ impl KvCache {
     /// Bytes of one block in each of the buffers.
     pub fn block_bytes(&self) -> usize {
         self.format.block_bytes(&self.shape)
+    }
+
+    /// Returns the scales of keys and of values, if the type takes scales and has some.
+    pub(crate) fn given_scales(&self) -> Option<[&Buffer; 2]> {
+        let given = self.scales.as_deref()?.given(self.format.kv_dtype)?;
+        Some(if self.is_latent() { [given[0]; 2] } else { given })
     }
 
     /// Distance between the scales of two KV heads: 1, or 0 where all heads share one scale.

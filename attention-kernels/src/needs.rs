@@ -183,8 +183,6 @@ impl Needs {
             Some(format!("its cache holds {}, not {}", list(can.kv_dtypes), self.kv_dtype))
         } else if let Some(found) = can.latent.misfit(self.head_dim, self.latent) {
             Some(format!("the model has {found}"))
-        } else if self.latent.is_some() && self.kv_dtype.takes_scales() {
-            Some(format!("a latent cache has no scales for {}; choose another type of cache", self.kv_dtype))
         } else if let Some(dim) = dims.clone().find(|dim| !can.head_sizes.contain(*dim)) {
             Some(format!("its head sizes are {}, the model's is {dim}", can.head_sizes))
         } else if !can.block_sizes.contain(self.block_size) {

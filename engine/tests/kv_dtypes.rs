@@ -185,6 +185,16 @@ fn the_cuda_kernels_change_log_probabilities_as_little() {
     }
 }
 
+/// Latents have one scale, as keys and as values.
+#[test]
+fn latents_in_fp8_change_log_probabilities_as_little() {
+    let (case, fp8) = ("deepseek-v2-lite", Kept::of(KvCacheDtype::Fp8E4m3, 1.0 / 16.0));
+    let (on_cpu, prompts) = (fp8.config(&folder(case)), short(case));
+    Moved::of(on_cpu.clone(), &prompts).check(&fp8.name(), fp8.error);
+    let Some(on_sim) = on_sim(EngineConfig { dtype: Some(engine::Dtype::F16), ..on_cpu }) else { return };
+    Moved::of(on_sim, &prompts).check(&format!("{}, in f16", fp8.name()), fp8.error);
+}
+
 /// The bits of the log-probabilities of requests, one after the other, in one engine.
 fn scored_in_turn(config: EngineConfig, requests: &[&GenerationRequest]) -> Vec<Vec<u32>> {
     let mut llm = shared::llm(config).unwrap();
@@ -266,6 +276,9 @@ fn scales_are_calibrated_only_for_8_bit_floats() {
         );
         assert!(!said.contains('\n'), "{said}");
     }
+    let latents = kept(KvCacheDtype::Fp8E4m3, &folder("deepseek-v2-lite"));
+    let said = plan(&EngineConfig { calculate_kv_scales: true, ..latents }).unwrap_err().to_string();
+    assert!(said.starts_with("--calculate-kv-scales: found a model with latent attention, expected"), "{said}");
 }
 
 #[test]
@@ -321,8 +334,12 @@ fn types_that_the_cuda_kernels_do_not_have_are_refused_in_one_line() {
 
 /// A copy of the `llama` case with these float32 tensors beside its own.
 fn with_scales(scales: &[(&str, &[usize], &[f32])]) -> tempfile::TempDir {
+    with_scales_of("llama", scales)
+}
+
+fn with_scales_of(case: &str, scales: &[(&str, &[usize], &[f32])]) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(folder("llama")).unwrap() {
+    for entry in std::fs::read_dir(folder(case)).unwrap() {
         let path = entry.unwrap().path();
         std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
     }
@@ -389,6 +406,20 @@ fn the_scales_of_a_checkpoint_are_found_under_the_names_that_vllm_reads() {
     assert!(notes(copy.path(), true).contains("scales of the cache: those of the checkpoint"));
     let calibrating = EngineConfig { calculate_kv_scales: true, ..kept(KvCacheDtype::Fp8E4m3, copy.path()) };
     assert!(teacher_forced(calibrating, &prompts) == of_each, "the checkpoint's scales win");
+}
+
+/// A latent is a key and a value, so it has one scale: that of keys.
+#[test]
+fn latents_have_the_scale_that_a_checkpoint_has_for_keys() {
+    let case = "deepseek-v2-lite";
+    let score = |folder: &Path| teacher_forced(kept(KvCacheDtype::Fp8E4m3, folder), &short(case));
+    let of = |keys: f32, values: f32| {
+        let (k, v) = ("model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_scale");
+        score(with_scales_of(case, &[(k, &[], &[keys]), (v, &[], &[values])]).path())
+    };
+    let (want, without) = (of(0.03, 0.03), score(&folder(case)));
+    assert!(want != without, "the scale was not used");
+    assert!(of(0.03, 0.5) == want, "the scale of values was used");
 }
 
 #[test]

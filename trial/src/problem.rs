@@ -316,6 +316,7 @@ impl Problem {
         let table = self.batch.table(seq);
         let kv_head = head / (heads / self.shape.num_kv_heads);
         let scale_of = |which: usize| {
+            let which = if self.latent.is_some() { 0 } else { which };
             self.scales.as_ref().map_or(1.0, |scales| f64::from(scales[which][kv_head.min(scales[which].len() - 1)]))
         };
         let q = &self.query[(row * heads + head) * dim..][..dim];

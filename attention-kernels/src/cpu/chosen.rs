@@ -7,7 +7,7 @@ use std::cell::Cell;
 use device::Buffer;
 use simd::{LANES, Pool};
 
-use super::stored::{Slot, Stored, by_kv_dtype, expect_ours, offsets};
+use super::stored::{GivenScales, Slot, Stored, by_kv_dtype, expect_ours, offsets};
 use crate::args::KvCache;
 use crate::batch::AttentionBatch;
 use crate::error::{KernelError, at_least};
@@ -87,10 +87,16 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + tail
 }
 
-/// Reads elements of the key of a token.
-fn read<S: Stored>(pages: &[S::Raw], shape: &KvShape, table: &[i32], token: usize, first: usize, to: &mut [f32]) {
+/// Reads elements of the key of a token, whose cache has the scale `given`.
+fn read<S: Stored>(
+    (pages, shape, given): (&[S::Raw], &KvShape, f32),
+    table: &[i32],
+    token: usize,
+    first: usize,
+    to: &mut [f32],
+) {
     let (row, scale) = offsets::<S>(shape, Slot::of_token(table, shape.block_size, token), 0);
-    let scale = S::scale(&pages[scale..][..S::SCALE]);
+    let scale = S::scale(&pages[scale..][..S::SCALE]) * given;
     let from = &pages[row + first..][..to.len()];
     to.iter_mut().zip(from).for_each(|(to, raw)| *to = S::widen(*raw) * scale);
 }
@@ -99,6 +105,7 @@ fn by_type<S: Stored>(pool: &Pool, args: ChosenArgs<'_>) -> Result<(), KernelErr
     let ChosenArgs { query, query_stride, num_heads, dim, scale, cache, batch, output, most, chosen, index } = args;
     let (rows, value_dim, shape) = (batch.num_rows(), cache.value_dim(), cache.shape);
     let (query, pages) = (query.host::<f32>()?, cache.keys.host::<S::Raw>()?);
+    let pages = (pages, &shape, GivenScales::of(cache.given_scales())?.head(0)[0]);
     at_least("elements of queries", query.len(), rows * query_stride)?;
     at_least("elements of a key", shape.head_dim, dim.max(value_dim))?;
     at_least("chosen positions", chosen.len(), rows * most)?;
@@ -139,7 +146,7 @@ fn by_type<S: Stored>(pool: &Pool, args: ChosenArgs<'_>) -> Result<(), KernelErr
             let key = &mut numbers[..dim];
             scored.clear();
             scored.extend((0..=position).map(|token| {
-                read::<S>(pages, &shape, table, token, first, key);
+                read::<S>(pages, table, token, first, key);
                 let of_heads = queries.chunks_exact(dim).zip(weights);
                 let score = of_heads.map(|(query, weight)| weight * dot(query, key).max(0.0)).sum::<f32>();
                 (score, token as u32)
@@ -152,7 +159,7 @@ fn by_type<S: Stored>(pool: &Pool, args: ChosenArgs<'_>) -> Result<(), KernelErr
         numbers.resize(numbers.len().max(count * (dim + 1)), 0.0);
         let (keys, scores) = numbers[..count * (dim + 1)].split_at_mut(count * dim);
         for (key, token) in keys.chunks_exact_mut(dim).zip(&*chosen) {
-            read::<S>(pages, &shape, table, *token as usize, 0, key);
+            read::<S>(pages, table, *token as usize, 0, key);
         }
         let queries = query[row * query_stride..].chunks_exact(shape.head_dim).take(num_heads);
         for (query, out) in queries.zip(out.chunks_exact_mut(value_dim)) {

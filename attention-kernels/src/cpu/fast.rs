@@ -142,7 +142,7 @@ fn in_pieces(
     let (window, sparse) = (args.window, args.sparse);
     let halves = if arithmetic.rounds() { Halves::of(args.cache)? } else { None };
     let shared = Shared { shape, value_dim, pages, halves, arithmetic, window, sparse, soft_cap: args.soft_cap };
-    let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
+    let scales = GivenScales::of(args.cache.given_scales())?;
     let query = args.query.host::<f32>()?;
     let (slopes, sinks) = (of_heads(args.alibi_slopes)?, of_heads(args.sinks)?);
     plan.split(&args, arithmetic, pool.threads());

@@ -40,7 +40,7 @@ fn by_type<S: Stored>(args: AttentionArgs<'_>) -> Result<(), KernelError> {
     let value_dim = args.cache.value_dim();
     let keys = Numbers::<S> { elements: args.cache.keys.host()?, shape };
     let values = Numbers::<S> { elements: args.cache.values().host()?, shape };
-    let scales = GivenScales::of(args.cache.scales.as_deref(), args.cache.format.kv_dtype)?;
+    let scales = GivenScales::of(args.cache.given_scales())?;
     let (batch, window, soft_cap) = (args.batch, args.window, args.soft_cap);
     let (slopes, sinks) = (of_heads(args.alibi_slopes)?, of_heads(args.sinks)?);
     let query = args.query.host::<f32>()?;

@@ -53,7 +53,7 @@ pub(super) fn write(isa: Isa, pool: &Pool, args: CacheWriteArgs<'_>) -> Result<(
     expect_ours(args.cache)?;
     let KvCache { shape, format, keys, values, scales } = args.cache;
     let (source, slots, shape, stride) = (args.source.host::<f32>()?, args.slot_mapping, *shape, args.stride);
-    let given = GivenScales::of(scales.as_deref(), format.kv_dtype)?;
+    let given = GivenScales::of(scales.as_deref().and_then(|scales| scales.given(format.kv_dtype)))?;
     let rows = |offset, scales| Rows { source, offset, stride, slots, shape, scales };
     let cost = slots.len() * shape.num_kv_heads * shape.head_dim * COST;
     if format.layout == Layout::Pairs {

@@ -4,11 +4,11 @@
 //! one head of one block        row 0 │ row 1 │ … │ row block_size-1 │ scales of the rows, where the type has them
 //! ```
 
-use device::Element;
+use device::{Buffer, Element};
 use simd::pairs::Pairs;
 use simd::{Ahead, LANES, Lanes, small_float};
 
-use crate::args::{KvCache, KvScales};
+use crate::args::KvCache;
 use crate::error::KernelError;
 use crate::format::{Dtype, KvDtype, Layout};
 use crate::shape::KvShape;
@@ -367,13 +367,11 @@ pub(super) struct GivenScales<'a> {
 }
 
 impl<'a> GivenScales<'a> {
-    /// Returns the scales of a checked cache with elements of that type; 1 if it takes none.
-    pub fn of(scales: Option<&'a KvScales>, kv_dtype: KvDtype) -> Result<GivenScales<'a>, KernelError> {
-        Ok(match scales {
-            Some(scales) if kv_dtype.takes_scales() => {
-                GivenScales { keys: scales.keys.host()?, values: scales.values.host()? }
-            }
-            _ => GivenScales { keys: &[1.0], values: &[1.0] },
+    /// Reads scales of keys and of values ([`KvCache::given_scales`]); 1 if there are none.
+    pub fn of(given: Option<[&'a Buffer; 2]>) -> Result<GivenScales<'a>, KernelError> {
+        Ok(match given {
+            Some([keys, values]) => GivenScales { keys: keys.host()?, values: values.host()? },
+            None => GivenScales { keys: &[1.0], values: &[1.0] },
         })
     }
 

@@ -146,6 +146,5 @@ pub(super) fn kv_format(variant: &'static str, format: CacheFormat) -> Result<u3
 
 /// Returns pointers to the scales of keys and of values; null if the cache has none.
 pub(super) fn scale_pointers(cache: &KvCache) -> [Arg<'_>; 2] {
-    let given = cache.scales.as_deref().filter(|_| cache.format.kv_dtype.takes_scales());
-    given.map_or([Arg::null(); 2], |scales| [Arg::pointer(&scales.keys, 0), Arg::pointer(&scales.values, 0)])
+    cache.given_scales().map_or([Arg::null(); 2], |scales| scales.map(|scales| Arg::pointer(scales, 0)))
 }

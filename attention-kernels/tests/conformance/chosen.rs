@@ -1,13 +1,15 @@
 //! Attention to the tokens that an indexer chooses: the kernels choose what a CPU chooses, whatever the type, and attend to it but for
 //! rounding.
 
+use std::sync::Arc;
+
 use attention_kernels::{
-    AttentionArgs, AttentionBatch, CacheFormat, ChosenArgs, ChosenMemory, Dtype, IndexRows, KvCache, KvDtype, KvShape,
-    LaunchedChosen, Layout, Values, Workspace, WorkspaceLimits, attend_chosen, launch_chosen,
+    AttentionArgs, AttentionBatch, CacheFormat, ChosenArgs, ChosenMemory, Dtype, IndexRows, KvCache, KvDtype, KvScales,
+    KvShape, LaunchedChosen, Layout, Values, Workspace, WorkspaceLimits, attend_chosen, launch_chosen,
 };
 use device::Device;
 use simd::Pool;
-use trial::numbers::{Random, from_bytes, round, to_bytes};
+use trial::numbers::{Random, from_bytes, round, to_byte, to_bytes};
 
 use super::devices::{self, buffer, bytes};
 
@@ -23,6 +25,8 @@ struct Sizes {
     index_heads: usize,
     index_dim: usize,
     most: usize,
+    /// Of a cache in fp8; `None`: it has numbers of the type.
+    scale: Option<f32>,
 }
 
 impl Sizes {
@@ -89,26 +93,35 @@ impl Inputs {
         Inputs { sizes, batch, shape, query, index_queries, factors, keys }
     }
 
-    fn cache(&self, device: &dyn Device, format: CacheFormat, stored: Dtype) -> KvCache {
+    /// A cache that computes in `dtype`, and is stored in the type of the sizes.
+    fn cache(&self, device: &dyn Device, dtype: Dtype) -> KvCache {
+        let Sizes { dtype: stored, scale, rank, .. } = self.sizes;
+        let kv_dtype = match (scale, stored) {
+            (Some(_), _) => KvDtype::Fp8E4m3,
+            (None, Dtype::F16) if dtype != stored => KvDtype::F16,
+            (None, Dtype::Bf16) if dtype != stored => KvDtype::Bf16,
+            _ => KvDtype::Same,
+        };
+        let keys = match scale {
+            Some(_) => self.keys.iter().map(|x| to_byte(kv_dtype, *x)).collect(),
+            None => to_bytes(stored, &self.keys),
+        };
+        let one = |scale: f32| buffer(device, &to_bytes(Dtype::F32, &[scale]));
+        // Latents have no scale of values.
+        let scales = scale.map(|scale| KvScales { keys: one(scale), values: one(f32::NAN), per_head: false });
         KvCache {
             shape: self.shape,
-            format,
-            keys: buffer(device, &to_bytes(stored, &self.keys)),
-            values: Values::InKeys { dim: self.sizes.rank },
-            scales: None,
+            format: CacheFormat { dtype, kv_dtype, layout: Layout::Hnd },
+            keys: buffer(device, &keys),
+            values: Values::InKeys { dim: rank },
+            scales: scales.map(Arc::new),
         }
     }
 
     /// The choice and the output of a CPU in float32.
     fn on_cpu(&self) -> (Vec<u32>, Vec<f32>) {
-        let Sizes { dtype, heads, rank, rope, index_heads, index_dim, most, .. } = self.sizes;
+        let Sizes { heads, rank, rope, index_heads, index_dim, most, .. } = self.sizes;
         let cpu = device::open("cpu", Some(1)).unwrap();
-        let kv_dtype = match dtype {
-            Dtype::F32 => KvDtype::Same,
-            Dtype::F16 => KvDtype::F16,
-            Dtype::Bf16 => KvDtype::Bf16,
-        };
-        let format = CacheFormat { dtype: Dtype::F32, kv_dtype, layout: Layout::Hnd };
         let floats = |numbers: &[f32]| buffer(&*cpu, &to_bytes(Dtype::F32, numbers));
         let rows = self.batch.num_rows();
         let (mut chosen, mut output) = (vec![0; rows * most], floats(&vec![0.0; rows * heads * rank]));
@@ -118,7 +131,7 @@ impl Inputs {
             num_heads: heads,
             dim: rank + rope,
             scale: 0.2,
-            cache: &self.cache(&*cpu, format, dtype),
+            cache: &self.cache(&*cpu, Dtype::F32),
             batch: &self.batch,
             output: &mut output,
             most,
@@ -155,8 +168,7 @@ impl Inputs {
         };
         let mut workspace = Workspace::new(device, limits).unwrap();
         workspace.load(device, &self.batch, &[], None).unwrap();
-        let format = CacheFormat { dtype, kv_dtype: KvDtype::Same, layout: Layout::Hnd };
-        let cache = self.cache(device, format, dtype);
+        let cache = self.cache(device, dtype);
         let (query, queries, weights) = (numbers(&self.query), numbers(&self.index_queries), numbers(&self.factors));
         let mut memory = ChosenMemory::new(device, most, rows, max_tokens).unwrap();
         let outputs = [true, false].map(|chooses| {
@@ -202,10 +214,11 @@ impl Inputs {
     }
 }
 
-const SMALL: Sizes = Sizes { dtype: Dtype::F32, heads: 3, rank: 40, rope: 24, index_heads: 5, index_dim: 20, most: 37 };
+const SMALL: Sizes =
+    Sizes { dtype: Dtype::F32, heads: 3, rank: 40, rope: 24, index_heads: 5, index_dim: 20, most: 37, scale: None };
 /// As DeepSeek V3.2, but for the numbers of heads and of tokens.
 const LARGE: Sizes =
-    Sizes { dtype: Dtype::F16, heads: 35, rank: 512, rope: 64, index_heads: 3, index_dim: 32, most: 70 };
+    Sizes { dtype: Dtype::F16, heads: 35, rank: 512, rope: 64, index_heads: 3, index_dim: 32, most: 70, scale: None };
 
 /// Launches every kernel for float32 or f16.
 pub fn attend_all(device: &dyn Device) {
@@ -222,6 +235,8 @@ fn devices_choose_the_tokens_of_the_cpu_and_attend_to_them() {
             Sizes { dtype: Dtype::Bf16, index_dim: 16, ..SMALL },
             LARGE,
             Sizes { dtype: Dtype::Bf16, heads: 8, ..LARGE },
+            Sizes { scale: Some(0.75), ..SMALL },
+            Sizes { heads: 8, scale: Some(0.75), ..LARGE },
         ];
         for (seed, sizes) in (0..).zip(sizes) {
             let most = sizes.most;

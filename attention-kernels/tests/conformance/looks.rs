@@ -53,11 +53,9 @@ pub fn of(variant: &Variant, strength: usize) -> Vec<Look> {
     let has_others = !matches!(can.latent, Latents::Only(_));
     let mut looks = if has_others { with(variant, strength, can.kv_dtypes, &dims) } else { Vec::new() };
     if can.latent != Latents::None && variant.operation.is_attention() {
-        let without_scales = |kv_dtype: &KvDtype| !kv_dtype.takes_scales();
-        let kv_dtypes: Vec<KvDtype> = can.kv_dtypes.iter().copied().filter(without_scales).collect();
         let fits = |dims: &&(usize, usize)| can.latent.misfit(dims.0, Some(dims.1)).is_none();
         let dims: Vec<usize> = LATENT.iter().filter(fits).map(|dims| dims.0).collect();
-        let latent = with(variant, strength, &kv_dtypes, &dims).into_iter();
+        let latent = with(variant, strength, can.kv_dtypes, &dims).into_iter();
         looks.extend(latent.map(|look| {
             let dims = LATENT.iter().find(|dims| dims.0 == look.dim);
             let format = CacheFormat { layout: without_pairs(look.format.layout), ..look.format };

@@ -361,6 +361,13 @@ pub(crate) fn needs(
             "auto, fp8_e4m3, fp8_e5m2 or int8, which {name} has kernels for; or use --device cpu"
         )));
     }
+    if engine.calculate_kv_scales && config.decoder.latent_dim().is_some() {
+        return Err(EngineError::Config {
+            flag: "--calculate-kv-scales",
+            found: "a model with latent attention".to_string(),
+            expected: "a model with keys and values; leave it out: latents are normed, so their scale is 1".to_string(),
+        });
+    }
     if engine.calculate_kv_scales && !kv_dtype.takes_scales() {
         return Err(EngineError::Config {
             flag: "--calculate-kv-scales",

@@ -236,6 +236,7 @@ impl Model {
                 }
                 Op::LatentRows { attention } => {
                     let (layer, plan) = (&loaded.attention[attention], program.attention[attention]);
+                    caches[layer.place].scales.clone_from(&layer.kv_scales);
                     let [queries, latents, out] =
                         step.registers.several([Register::Attended, Register::GateUp, Register::Qkv])?;
                     let declared = &layer.declared;
