@@ -28,7 +28,7 @@ __device__ __forceinline__ void prefill_128(const AttentionArgs& args, unsigned 
     for (int t = 0; t < Shape::TILES; t++) {
         out[t].clear();
         stage_query<Shape>(shared.query[t], shared.units[t], args, tile.rows[t]);
-        shared.set_rows(t, row, tile.rows[t]);
+        if (threadIdx.x % 4 == 0) shared.set_rows(t, row, tile.rows[t]);
     }
     __syncthreads();
     const uint32_t none[1][4] = {};

@@ -49,7 +49,7 @@ struct QueryRows {
     uint32_t index[TILES][ROWS];
     float units[TILES][ROWS];
 
-    // Stores the rows of a lane, which are `row` and 8 further down.
+    // Stores the rows of a lane, which are `row` and 8 further down. Four lanes have them; one stores.
     __device__ __forceinline__ void set_rows(int tile, uint32_t row, const RowPair& rows) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {

@@ -8,7 +8,7 @@ use models::{ModelConfig, ModelFiles};
 use proptest::prelude::*;
 use testkit::adapters::simple;
 
-use super::{Loaded, Seq, load_on, modules};
+use super::{Loaded, MAX_ROWS, Seq, load_on, modules};
 use crate::common::folder;
 
 /// Forms of weights, and the type that products compute in.
@@ -45,7 +45,7 @@ fn each_row_has_the_bits_that_it_has_alone_and_without_an_adapter_those_without_
     runner
         .run(&strategy, |(form, seqs)| {
             let [plain, alone, together] = &mut models.borrow_mut()[form];
-            let chunks: Vec<usize> = seqs.iter().map(|(.., chunk)| *chunk).collect();
+            let chunks: Vec<usize> = seqs.iter().map(|(.., chunk)| (*chunk).min(MAX_ROWS / seqs.len())).collect();
             let seqs: Vec<Seq> = seqs.iter().map(|(slot, tokens, _)| Seq::new(*slot, tokens)).collect();
             let found = together.logits(seqs.clone(), &chunks);
             for (i, (seq, found)) in seqs.into_iter().zip(found).enumerate() {

@@ -23,6 +23,8 @@ use crate::common::needs;
 const LIMITS: AdapterLimits = AdapterLimits { slots: 3, rank: 64 };
 const BLOCK_SIZE: usize = 8;
 const BLOCKS_PER_SEQ: usize = 26;
+/// Most tokens of a step.
+const MAX_ROWS: usize = 512;
 
 /// The modules of a decoder that adapters may target.
 fn modules(decoder: &Decoder) -> Vec<Module> {
@@ -75,7 +77,7 @@ fn load_on(
     }
     let kernels = select(&choice, &Needs { arithmetic, ..needs(&*device, &decoder) }).unwrap();
     let weights = Weights::open(&files).unwrap();
-    let mut model = Model::load(&decoder, &weights, device, kernels, 512, &|_, _| Ok(())).unwrap();
+    let mut model = Model::load(&decoder, &weights, device, kernels, MAX_ROWS, &|_, _| Ok(())).unwrap();
     model.join(group);
     for (slot, folder) in adapters.into_iter().flatten().enumerate() {
         let adapter = Adapter::read(folder, &decoder, &LIMITS, kernels.arithmetic).unwrap();
