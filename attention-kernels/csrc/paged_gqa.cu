@@ -29,15 +29,6 @@ __device__ __forceinline__ void paged_gqa(const AttentionArgs& args, unsigned ch
 
 }  // namespace quire
 
-#define PAGED_GQA(name, T, KV8, D)                                                         \
-    extern "C" __global__ void                                                             \
-        __launch_bounds__((quire::GqaShape<T, KV8, D>::THREADS), KV8 && (D == 96 || D == 112) ? 3 : 4) \
-        name(QUIRE_ATTENTION_PARAMETERS) {                                                 \
-        quire::wait_for_launches();                                                        \
-        extern __shared__ __align__(16) unsigned char smem[];                              \
-        quire::paged_gqa<quire::GqaShape<T, KV8, D>>(QUIRE_ATTENTION_ARGS, smem);          \
-    }                                                                                      \
-    QUIRE_EXPORT_TILED(name, sizeof(quire::TileShared<quire::GqaShape<T, KV8, D>>),        \
-                       (quire::GqaShape<T, KV8, D>::THREADS), (quire::GqaShape<T, KV8, D>::ROWS));
-
+#define PAGED_GQA(name, T, KV8, D) \
+    QUIRE_TILE_KERNEL(name, quire::paged_gqa, KV8 && (D == 96 || D == 112) ? 3 : 4, quire::GqaShape<T, KV8, D>)
 QUIRE_EACH_INSTANCE(PAGED_GQA, paged_gqa)

@@ -25,14 +25,5 @@ __device__ __forceinline__ void paged_prefill(const AttentionArgs& args, unsigne
 
 }  // namespace quire
 
-#define PAGED_PREFILL(name, T, KV8, D)                                                         \
-    extern "C" __global__ void __launch_bounds__((quire::PrefillShape<T, KV8, D>::THREADS), 2) \
-        name(QUIRE_ATTENTION_PARAMETERS) {                                                     \
-        quire::wait_for_launches();                                                            \
-        extern __shared__ __align__(16) unsigned char smem[];                                  \
-        quire::paged_prefill<quire::PrefillShape<T, KV8, D>>(QUIRE_ATTENTION_ARGS, smem);      \
-    }                                                                                          \
-    QUIRE_EXPORT_TILED(name, sizeof(quire::TileShared<quire::PrefillShape<T, KV8, D>>),        \
-                       (quire::PrefillShape<T, KV8, D>::THREADS), (quire::PrefillShape<T, KV8, D>::ROWS));
-
+#define PAGED_PREFILL(name, T, KV8, D) QUIRE_TILE_KERNEL(name, quire::paged_prefill, 2, quire::PrefillShape<T, KV8, D>)
 QUIRE_EACH_INSTANCE(PAGED_PREFILL, paged_prefill)

@@ -43,15 +43,5 @@ __device__ __forceinline__ void prefill_128(const AttentionArgs& args, unsigned 
 
 }  // namespace quire
 
-#define PREFILL_128(name, T, KV8, D)                                                           \
-    extern "C" __global__ void __launch_bounds__((quire::WideShape<T, KV8, D>::THREADS), 2)    \
-        name(QUIRE_ATTENTION_PARAMETERS) {                                                     \
-        quire::wait_for_launches();                                                            \
-        extern __shared__ __align__(16) unsigned char smem[];                                  \
-        quire::prefill_128<quire::WideShape<T, KV8, D>>(QUIRE_ATTENTION_ARGS, smem);           \
-    }                                                                                          \
-    QUIRE_EXPORT_TILED(name, sizeof(quire::WideShape<T, KV8, D>::Shared),                      \
-                       (quire::WideShape<T, KV8, D>::THREADS),                                 \
-                       (quire::WideShape<T, KV8, D>::TILES * quire::WideShape<T, KV8, D>::ROWS));
-
+#define PREFILL_128(name, T, KV8, D) QUIRE_TILE_KERNEL(name, quire::prefill_128, 2, quire::WideShape<T, KV8, D>)
 QUIRE_EACH_NARROW_INSTANCE(PREFILL_128, prefill_128)

@@ -7,6 +7,8 @@
 //   tiles of 64 rows:                 |-- tokens 0..16 --|-- tokens 16..32 --| ...
 #pragma once
 
+#include <quire/export.cuh>
+
 #include "tile.cuh"
 
 namespace quire {
@@ -179,4 +181,20 @@ __device__ __forceinline__ void compute_rows(const AttentionArgs& args, TileShar
     store_output(args, out, states, tile.rows[0]);
 }
 
+// Shared memory of a block. Sums of several partitions are merged only where a warp has one tile of rows.
+template <class Shape>
+using BlockMemory = std::conditional_t<Shape::TILES == 1, TileShared<Shape>, typename Shape::Shared>;
+
 }  // namespace quire
+
+// Defines and exports the kernel `name`, which calls run<shape>(arguments, shared memory). A multiprocessor shall have space for `blocks`
+// blocks. The shape is last because it contains commas.
+#define QUIRE_TILE_KERNEL(name, run, blocks, ...)                                                        \
+    extern "C" __global__ void __launch_bounds__((__VA_ARGS__::THREADS), blocks)                         \
+        name(QUIRE_ATTENTION_PARAMETERS) {                                                               \
+        quire::wait_for_launches();                                                                      \
+        extern __shared__ __align__(16) unsigned char smem[];                                            \
+        run<__VA_ARGS__>(QUIRE_ATTENTION_ARGS, smem);                                                    \
+    }                                                                                                    \
+    QUIRE_EXPORT_TILED(name, sizeof(quire::BlockMemory<__VA_ARGS__>), (__VA_ARGS__::THREADS),            \
+                       (__VA_ARGS__::TILES * __VA_ARGS__::ROWS));

@@ -19,7 +19,7 @@ use crate::workspace::Workspace;
 pub struct KvScales {
     /// Scales of the keys.
     pub keys: Buffer,
-    /// Scales of the values. Latents have those of the keys.
+    /// Scales of the values. A latent cache does not read them: its values have the scales of the keys.
     pub values: Buffer,
     /// Whether there is a scale for each KV head.
     pub per_head: bool,

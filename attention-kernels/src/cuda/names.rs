@@ -11,7 +11,7 @@ pub const MODULE: &str = "attention_kernels";
 /// The head sizes that kernels are compiled for.
 pub(super) const HEAD_SIZES: [usize; 8] = head_sizes(include_bytes!("../../csrc/instantiate.cuh"));
 
-/// Those up to 128, for which `prefill_128` is compiled.
+/// Head sizes up to 128. `prefill_128` is compiled only for these.
 pub(super) const NARROW_HEADS: &[usize] = HEAD_SIZES.split_at(6).0;
 
 /// Greatest head size of `paged_generic`, `WIDEST_HEAD` in `csrc/args.cuh`.

@@ -25,7 +25,7 @@ struct Sizes {
     index_heads: usize,
     index_dim: usize,
     most: usize,
-    /// Of a cache in fp8; `None`: it has numbers of the type.
+    /// Scale of an fp8 cache. `None`: the cache holds elements of `dtype`.
     scale: Option<f32>,
 }
 

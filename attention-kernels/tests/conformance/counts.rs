@@ -265,7 +265,7 @@ fn prefill_with_32_rows_a_warp_reads_the_cache_once_for_128_rows() {
     let tiles = 2 * (2 * 3 + 2 * 4);
     assert_eq!(prefill.products, tiles * 2 * 4 * (8 * 8 + 4 * 17));
     assert_eq!(prefill.exponentials, tiles * (128 * 64 + 4 * 128));
-    // Of a block one for the rows and one for the first places. A tile has two for keys and two for values.
+    // Each block waits once for its query rows and once for its first addresses, and for each tile twice for keys and twice for values.
     assert_eq!(prefill.barriers, 4 * tiles + 2 * 8);
 }
 

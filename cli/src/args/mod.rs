@@ -159,7 +159,7 @@ pub struct EngineArgs {
     /// or int8 [default: auto]
     ///
     /// `fp8` and `fp8_e5m2` use the checkpoint's `k_scale` and `v_scale`, otherwise those of --calculate-kv-scales,
-    /// otherwise scale 1, where numbers above 448 (57344) are clamped. `int8` has one scale per token and head computed
+    /// otherwise scale 1, where numbers above 448 (57344) are clamped; latents use `k_scale` alone. `int8` has one scale per token and head computed
     /// from that row alone (4 more bytes per head). With each of them, tokens are as independent of batch, threads and
     /// chunks as with `auto` ([accuracy of each type](benchmarks/kv-cache.md)). `cuda` and `cuda-sim` support the type of
     /// the computation, fp8 and int8.
@@ -170,7 +170,7 @@ pub struct EngineArgs {
     /// A scale per layer and head is calibrated from the greatest magnitude in the first step that computes tokens. The
     /// scales allow four times that magnitude, and larger numbers are clamped. Only layers for which the checkpoint has no
     /// scales are calibrated. The scales never change afterwards, so later results depend on the first step: the same
-    /// requests in another order may give other tokens.
+    /// requests in another order may give other tokens. Not for models with latent attention.
     #[arg(long, env = "QUIRE_CALCULATE_KV_SCALES")]
     pub calculate_kv_scales: bool,
     /// Maximum number of sequences per step

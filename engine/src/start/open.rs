@@ -365,7 +365,7 @@ pub(crate) fn needs(
         return Err(EngineError::Config {
             flag: "--calculate-kv-scales",
             found: "a model with latent attention".to_string(),
-            expected: "a model with keys and values; leave it out: latents are normed, so their scale is 1".to_string(),
+            expected: "another model; leave it out: latents have the checkpoint's scale for keys, or 1".to_string(),
         });
     }
     if engine.calculate_kv_scales && !kv_dtype.takes_scales() {
